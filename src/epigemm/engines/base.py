@@ -1,0 +1,70 @@
+"""What an engine is: it accepts or refuses a problem, offers ways to run it, prepares one and runs it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+from epigemm.expression.nodes import Expression
+from epigemm.plans import Candidate
+from epigemm.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why an engine does not run a problem: a sentence that names the node, dtype or layout at fault and the remedy."""
+
+    sentence: str
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+@dataclass(slots=True)
+class Call:
+    """The data of one run. For the CPU engine every tensor is a NumPy array, for a GPU engine an address as an integer.
+
+    Args:
+        a, b, c, d: as the problem describes them, the batch not yet broadcast.
+        inputs: the epilogue's inputs by name.
+        outputs: the tensors of the expression's outputs besides D, by name, as `engines.outputs.operand` describes them.
+        alpha, beta: the host scalars, scales of narrow operands already folded in. alpha = 0 never reads A or B, beta = 0 never reads C.
+        stream: the raw stream of a GPU call.
+    """
+
+    a: Any
+    b: tuple[Any, ...]
+    c: Any
+    d: Any
+    inputs: dict[str, Any] = field(default_factory=dict)
+    outputs: dict[str, Any] = field(default_factory=dict)
+    alpha: complex | float = 1.0
+    beta: complex | float = 0.0
+    stream: int = 0
+
+
+class AbstractExecutable(ABC):
+    """A prepared candidate: everything that does not change between calls is done."""
+
+    @abstractmethod
+    def run(self, call: Call) -> None:
+        """Compute into `call.d` and `call.outputs`."""
+
+
+class AbstractEngine(ABC):
+    """The interface of `engines/<name>/`. Engines hold no user data and may be used from any thread."""
+
+    name: str
+
+    @abstractmethod
+    def supports(self, problem: Problem, expression: Expression) -> Refusal | None:
+        """None if this engine runs the problem with this checked expression, else why not."""
+
+    @abstractmethod
+    def candidates(self, problem: Problem, expression: Expression, limit: int) -> tuple[Candidate, ...]:
+        """Up to `limit` ways to run a problem that `supports` accepted, the one expected to be fastest first."""
+
+    @abstractmethod
+    def prepare(self, problem: Problem, expression: Expression, candidate: Candidate) -> AbstractExecutable:
+        """Make one candidate ready to run."""
