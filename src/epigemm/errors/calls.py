@@ -22,6 +22,7 @@ from epigemm.errors.types import (
     QualifiersTypeError,
     ShapeError,
     StateError,
+    StoreKeyError,
     UnknownInputError,
     UnsupportedEpilogue,
     listed,
@@ -312,3 +313,15 @@ def not_divisible_by_16(m: int, n: int, k: int) -> ShapeError:
 def result_amax_refused(dtype: str) -> OptionError:
     what = f"result_amax=True is allowed only for narrow-precision (FP8 and lower) results, and D is {dtype}."
     return OptionError(say(what, "Set result_type to an FP8 type, or take eg.amax(eg.abs(y)) in an epilogue."))
+
+
+# ---------------------------------------------------------------- options: memory and the plan cache's key
+
+
+def already_freed() -> StateError:
+    return StateError(say("The buffer has already been freed.", "Call free() once, or let the object go out of scope."))
+
+
+def unfingerprintable(name: str, value: object) -> StoreKeyError:
+    what = f"A plan cannot be cached for {name}={value!r}: a {type(value).__name__} has no content to compare by."
+    return StoreKeyError(say(what, "Set the option to a plain value, or use Matmul, which keeps its plan itself."))
