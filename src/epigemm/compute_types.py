@@ -6,6 +6,7 @@ Source: the "Datatypes Supported" tables of cublasLtMatmul() in NVIDIA's cuBLAS 
 from __future__ import annotations
 
 import math
+import numbers
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -284,6 +285,8 @@ def _python_number(value: Any) -> complex | None:
             return None
         number: complex = value.item() if value.dtype.kind in "biufc" else float(value.astype(np.float64).item())
         return number
+    if isinstance(value, numbers.Number):  # Fraction, Decimal
+        return float(value)  # type: ignore[arg-type]
     # A one-element tensor of another library. One on a GPU is refused: reading it would wait for the stream.
     item, device = getattr(value, "item", None), getattr(value, "device", "cpu")
     if item is None or not str(device).startswith("cpu"):
