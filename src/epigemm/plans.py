@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
+from epigemm.expression import format
 from epigemm.expression.nodes import Expression
 from epigemm.problem import Problem
 
@@ -46,6 +47,12 @@ class Answer:
     candidate: Candidate | None = None
     refusal: str = ""
 
+    def __str__(self) -> str:
+        if self.candidate is None:
+            return f"{self.engine}: refuses: {self.refusal}"
+        predicted = self.candidate.predicted_us
+        return f"{self.engine}: {self.candidate}" + (f", predicted {predicted:.0f} us" if predicted is not None else "")
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -76,8 +83,68 @@ class Plan:
         """The most that a run of any of the candidates allocates besides the outputs."""
         return max(c.workspace_bytes for c in self.candidates)
 
+    def explain(self) -> str:
+        """The problem, the epilogue, what each engine answered, what is taken and why, as lines of text."""
+        lines = [f"problem     {self.problem}"]
+        text = format.text(self.expression).splitlines() or [""]
+        lines += [f"{'expression' if i == 0 else '':<12}{line}" for i, line in enumerate(text)]
+        lines += [f"{'engines' if i == 0 else '':<12}{answer}" for i, answer in enumerate(self.answers)]
+        lines += [f"plan        {self.candidates[0]}, workspace {self.workspace_bytes} bytes: {self.reason}"]
+        lines += [f"{'notes' if i == 0 else '':<12}{note}" for i, note in enumerate(self.notes)]
+        return "\n".join(lines)
+
     def __str__(self) -> str:
         return f"Plan({self.candidates[0]}, workspace_bytes={self.workspace_bytes})"
+
+
+class Algorithm:
+    """One way to run a planned product: what `Matmul.plan` returns, best first.
+
+    Its settings are attributes (`algorithm.panel_rows` of the CPU engine); setting one changes what `execute` runs. Two algorithms
+    are equal only if they are the same object.
+
+    Args:
+        candidate: the engine and its settings.
+    """
+
+    __slots__ = ("candidate",)
+
+    candidate: Candidate
+
+    def __init__(self, candidate: Candidate) -> None:
+        object.__setattr__(self, "candidate", candidate)
+
+    @property
+    def engine(self) -> str:
+        """The engine's name."""
+        return self.candidate.engine
+
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        """The names of the settings that can be changed."""
+        return tuple(name for name, _ in self.candidate.config)
+
+    def __getattr__(self, name: str) -> Hashable:
+        for key, value in self.candidate.config:
+            if key == name:
+                return value
+        raise AttributeError(
+            f"An algorithm of the engine {self.engine!r} has no {name!r}. It has: {', '.join(self.capabilities) or 'no settings'}."
+        )
+
+    def __setattr__(self, name: str, value: Hashable) -> None:
+        if name == "candidate":
+            object.__setattr__(self, name, value)
+            return
+        getattr(self, name)
+        config = tuple((key, value if key == name else old) for key, old in self.candidate.config)
+        object.__setattr__(self, "candidate", replace(self.candidate, config=config, predicted_us=None))
+
+    def __reduce__(self) -> tuple[type[Algorithm], tuple[Candidate]]:
+        return Algorithm, (self.candidate,)
+
+    def __repr__(self) -> str:
+        return f"Algorithm({self.candidate})"
 
 
 class PlanCache(Generic[V]):

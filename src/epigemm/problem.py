@@ -104,7 +104,8 @@ class Problem:
         b: one (*batch_b, k, n) for each accumulator; more than one reads A once.
         c: (*batch_c, m | 1, n | 1), or None. Only with one accumulator.
         d: (*batch, m, n), the result: its dtype and strides.
-        inputs: the epilogue's named inputs, (*batch_i, 1 | m, 1 | n), or packed bits (*batch_i, rows of bytes, n) along D's contiguous axis.
+        inputs: the epilogue's named inputs, (*batch_i, 1 | m, 1 | n), or packed bits along D's contiguous axis, as (*batch_i, bytes, n)
+            for a column-major D and (*batch_i, m, bytes) for a row-major one.
         device: "cpu" or "cuda:0".
         compute: numerical options.
     """
@@ -160,11 +161,13 @@ class Problem:
 
     @property
     def order(self) -> str:
-        """D's order: the axis along which masks are packed. A D with other strides counts by its smaller stride."""
-        exact = self.d.order
-        if exact is not None:
-            return exact
-        return layouts.ROW if abs(self.d.strides[-1]) <= abs(self.d.strides[-2]) else layouts.COL
+        """D's order: the axis along which masks are packed."""
+        return self.order_of(self.d)
+
+    @staticmethod
+    def order_of(d: Operand) -> str:
+        """The order of a D: "row" or "col"; one with other strides counts by its smaller stride."""
+        return d.order or (layouts.ROW if abs(d.strides[-1]) <= abs(d.strides[-2]) else layouts.COL)
 
     @property
     def acc_dtype(self) -> DType:

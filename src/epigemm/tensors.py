@@ -78,6 +78,7 @@ class Library:
         as_strided: (array, shape, strides in elements) -> view.
         to_numpy: array on the CPU -> NumPy view.
         from_numpy: NumPy array -> this package's array over the same memory.
+        to_device: (NumPy array, device) -> a copy there.
         stream: device -> the raw handle of the caller's current stream; 0 on the CPU.
     """
 
@@ -86,6 +87,7 @@ class Library:
     as_strided: Callable[[Any, tuple[int, ...], tuple[int, ...]], Any]
     to_numpy: Callable[[Any], np.ndarray[Any, Any]]
     from_numpy: Callable[[np.ndarray[Any, Any]], Any]
+    to_device: Callable[[np.ndarray[Any, Any], str], Any]
     stream: Callable[[str], int]
 
 
@@ -114,7 +116,7 @@ def library_of(array: Any, name: str) -> str:
 
 
 @cache
-def _library_of_class(cls: type) -> str:
+def _library_of_class(cls: Any) -> str:
     for base in cls.__mro__:
         package = base.__module__.partition(".")[0]
         if package in ("numpy", "torch", "cupy") and base.__name__ in ("ndarray", "Tensor"):
@@ -215,6 +217,10 @@ def _torch_of_numpy(array: np.ndarray[Any, Any]) -> Any:
     return torch.from_numpy(array.view(carrier)).view(_torch_dtype(row.name))
 
 
+def _torch_on_device(array: np.ndarray[Any, Any], device: str) -> Any:
+    return _torch_of_numpy(array).to(device)
+
+
 def _strided_torch(array: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
     return array.as_strided(shape, strides)
 
@@ -253,8 +259,10 @@ def _numpy_of_cupy(array: Any) -> np.ndarray[Any, Any]:
     return sys.modules["cupy"].asnumpy(array)  # type: ignore[no-any-return]
 
 
-def _cupy_of_numpy(array: np.ndarray[Any, Any]) -> Any:
-    return sys.modules["cupy"].asarray(array)
+def _cupy_on_device(array: np.ndarray[Any, Any], device: str) -> Any:
+    cupy = sys.modules["cupy"]
+    with cupy.cuda.Device(int(device.partition(":")[2])):
+        return cupy.asarray(array)
 
 
 def _stream_cupy(device: str) -> int:
@@ -288,7 +296,7 @@ def _numpy_of_dlpack(array: Any, name: str) -> Any:
 
 
 def _unreachable(*_: Any) -> Any:
-    raise AssertionError("a DLPack array is wrapped as an array of another package")
+    raise AssertionError("no tensor of this library comes here: DLPack arrays become another's, NumPy's stay on the CPU, CuPy's on a GPU")
 
 
 def _no_stream(device: str) -> int:
@@ -300,10 +308,10 @@ def _identity(array: Any) -> Any:
 
 
 LIBRARIES: dict[str, Library] = {
-    "numpy": Library(_wrap_numpy, _empty_numpy, _strided_numpy, _identity, _identity, _no_stream),
-    "torch": Library(_wrap_torch, _empty_torch, _strided_torch, _numpy_of_torch, _torch_of_numpy, _stream_torch),
-    "cupy": Library(_wrap_cupy, _empty_cupy, _strided_cupy, _numpy_of_cupy, _cupy_of_numpy, _stream_cupy),
-    "dlpack": Library(_wrap_dlpack, _unreachable, _unreachable, _unreachable, _unreachable, _no_stream),
+    "numpy": Library(_wrap_numpy, _empty_numpy, _strided_numpy, _identity, _identity, _unreachable, _no_stream),
+    "torch": Library(_wrap_torch, _empty_torch, _strided_torch, _numpy_of_torch, _torch_of_numpy, _torch_on_device, _stream_torch),
+    "cupy": Library(_wrap_cupy, _empty_cupy, _strided_cupy, _numpy_of_cupy, _unreachable, _cupy_on_device, _stream_cupy),
+    "dlpack": Library(_wrap_dlpack, *(_unreachable,) * 5, _no_stream),
 }
 
 
@@ -323,7 +331,7 @@ def shares_memory(x: Tensor, y: Tensor) -> bool:
     if high_x <= low_y or high_y <= low_x:
         return False
     try:
-        return np.shares_memory(_addresses(x), _addresses(y), max_work=100_000)
+        return np.shares_memory(_addresses(x), _addresses(y), max_work=100_000)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
 

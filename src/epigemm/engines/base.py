@@ -66,5 +66,9 @@ class AbstractEngine(ABC):
         """Up to `limit` ways to run a problem that `supports` accepted, the one expected to be fastest first."""
 
     @abstractmethod
+    def notes(self, problem: Problem, expression: Expression) -> tuple[str, ...]:
+        """What a user may want to know of this engine's way with an accepted problem: what it copies, where it deviates."""
+
+    @abstractmethod
     def prepare(self, problem: Problem, expression: Expression, candidate: Candidate) -> AbstractExecutable:
         """Make one candidate ready to run."""

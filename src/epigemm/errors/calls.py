@@ -25,6 +25,7 @@ from epigemm.errors.types import (
     StoreKeyError,
     UnknownInputError,
     UnsupportedEpilogue,
+    UnsupportedProblem,
     listed,
     say,
 )
@@ -225,11 +226,11 @@ def nothing_reset() -> OptionError:
     )
 
 
-_RESET_TYPES: dict[str, type[EpigemmError]] = {"extents": ShapeError, "strides": LayoutError, "data type": DTypeError}
+_RESET_TYPES: dict[str, type[EpigemmError]] = {"extents": ShapeError, "strides": LayoutError, "data type": DTypeError, "number": ShapeError, "conjugate flag": DTypeError}
 
 
 def reset_mismatch(what: str, name: str, given: object, original: object) -> EpigemmError:
-    """A new operand that does not fit the plan; `what` is "extents", "strides" or "data type"."""
+    """A new operand that does not fit the plan; `what` is a key of the table above."""
     text = f"The {what} of the new operand must match the {what} of the original operand."
     hint = f"Operand {name}: {given} given, {original} planned; create another Matmul for it (plans are cached)."
     return _RESET_TYPES[what](say(text, hint))
@@ -264,6 +265,20 @@ def no_algorithms() -> NoAlgorithmsError:
 
 def unknown_engine(name: str, known: Iterable[str]) -> OptionError:
     return OptionError(say(f"There is no engine {name!r}.", f"The engines are {listed(known)}, or 'auto'."))
+
+
+def engine_of_other_device(engine: str, device: str, known: Iterable[str]) -> EngineUnavailable:
+    what = f"The engine {engine!r} does not compute on {device}."
+    return EngineUnavailable(say(what, f'There: {listed(known, "or") or "none"}; or engine="auto".'))
+
+
+def all_refuse(refusals: Iterable[tuple[str, str]], problem: str) -> UnsupportedProblem:
+    return UnsupportedProblem(say(f"No engine computes {problem}.", *(f"{engine}: {sentence}" for engine, sentence in refusals)))
+
+
+def several_accumulators(epilog: str, accumulators: int) -> EpilogInputError:
+    what = f"The epilog {epilog} has one accumulator, and {accumulators} B operands were given."
+    return EpilogInputError(say(what, "Pass one B, or an @epilogue function with a parameter for each."))
 
 
 def engine_unavailable(engine: str, why: str, remedy: str = "") -> EngineUnavailable:

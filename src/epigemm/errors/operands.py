@@ -65,6 +65,20 @@ def c_batch_mismatch(c_batch: Sequence[int], batch: Sequence[int]) -> ShapeError
     return ShapeError(say(what, "C may broadcast to the batch of A @ B, but does not enlarge it; `expand` A or B if that is meant."))
 
 
+def no_operands(name: str) -> OptionError:
+    return OptionError(say(f"`{name}` is an empty sequence.", "Pass one matrix, or one for each accumulator of the epilogue."))
+
+
+def unequal_b(given: Sequence[tuple[str, Sequence[int]]]) -> ShapeError:
+    what = "Several B operands must have one dtype and one shape (..., K, N)."
+    return ShapeError(say(what, "They are " + ", ".join(f"{dtype} {tuple(shape)}" for dtype, shape in given) + "."))
+
+
+def c_with_several_b() -> OptionError:
+    what = "C cannot be given with several B operands: it belongs to no single accumulator."
+    return OptionError(say(what, "Pass it as an epilogue input and add it there: `def fn(gate, up, c): ...`."))
+
+
 def inplace_without_c() -> OptionError:
     what = "The operation cannot be inplace if operand C is not provided."
     return OptionError(say(what, "Pass `c` and `beta`, or use `out=` to write into a tensor that is not read."))

@@ -1,0 +1,398 @@
+"""matmul() and Matmul: the place where all stages meet."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from epigemm import arguments as args
+from epigemm import binding, config, errors, execution, specification
+from epigemm.arguments import Arguments, Form, Replacement, replaced
+from epigemm.execution import Prepared
+from epigemm.options import MatmulOptions, MatmulPlanPreferences, MatmulQuantizationScales, as_options, frozen_key
+from epigemm.plans import Algorithm, Candidate, PlanCache
+from epigemm.tuning.measure import interleaved_us
+from epigemm.tuning.select import AUTO
+
+_OPTIONS = "Matrix multiplication options"
+_PREFERENCES = "matrix multiplication plan preferences"
+_SCALES = "matrix multiplication quantization scales"
+
+_logger = logging.getLogger("epigemm")
+_plans: PlanCache[Prepared] = PlanCache(config.PLAN_CACHE_SIZE.get())
+
+
+def matmul(
+    a: Any,
+    b: Any,
+    /,
+    c: Any = None,
+    *,
+    alpha: Any = None,
+    beta: Any = None,
+    epilog: Any = None,
+    epilog_inputs: Mapping[str, Any] | None = None,
+    qualifiers: Any = None,
+    quantization_scales: Any = None,
+    options: Any = None,
+    preferences: Any = None,
+    algorithm: Algorithm | None = None,
+    stream: Any = None,
+    out: Any = None,
+    engine: str = AUTO,
+) -> Any:
+    """D = epilog(alpha * a @ b + beta * c), computed where the operands lie.
+
+    Plans are kept in a bounded in-process cache, keyed by all that decides them, so that a second call with operands of the same form
+    costs what `Matmul.execute` costs.
+
+    Args:
+        a: (*batch, m, k), or (k,). A NumPy, PyTorch, CuPy or DLPack array of float16, bfloat16, float32, float64, complex64, complex128,
+            float8_e4m3fn or float8_e5m2. Any strides. Batches broadcast as in `numpy.matmul`.
+        b: (*batch, k, n), or (k,). A tuple of several gives the epilogue one accumulator each and reads `a` once.
+        c: (*batch, m | 1, n | 1), with `beta`.
+        alpha, beta: host scalars; 1 and 0 if not given. alpha = 0 never reads `a` or `b`, beta = 0 never reads `c`.
+        epilog: None, a MatmulEpilog, its name ("relu_bias"), or an `epilogue` function.
+        epilog_inputs: the epilog's inputs by name: scalars, (m, 1), (1, n), (m, n), or packed mask bits, each with leading batch dimensions
+            that broadcast. A 1-D input lies along n in a user epilogue and along m in a predefined epilog.
+        qualifiers: NumPy array of length 3 and dtype `matrix_qualifiers_dtype`: which operands are conjugated.
+        quantization_scales: MatmulQuantizationScales or dict, for 8-bit operands.
+        options: MatmulOptions or dict.
+        preferences: MatmulPlanPreferences or dict.
+        algorithm: one that `Matmul.plan` returned for such a problem.
+        stream: for operands on a GPU: the stream to use, an address or the package's object; by default the current one.
+        out: where to write D: shape (*batch, m, n), D's dtype, any strides. It may be exactly `c` or a full (m, n) epilogue input.
+        engine: "auto", or the engine to use: it runs, or its refusal is raised.
+
+    Returns:
+        D, (*batch, m, n) without the axes that a 1-D operand added; with further outputs (D, {name: tensor}).
+
+    Raises:
+        errors.EpigemmError: each derives from the builtin class that `nvmath.linalg.advanced.matmul` raises for the same mistake.
+
+    Example:
+        >>> import numpy as np, epigemm as eg
+        >>> x, w = np.ones((2, 3), np.float32), np.ones((3, 4), np.float32)
+        >>> eg.matmul(x, w, epilog="relu_bias", epilog_inputs={"bias": np.array([-4, 1], np.float32)})
+        array([[0., 0., 0., 0.],
+               [4., 4., 4., 4.]], dtype=float32)
+    """
+    arguments = _arguments(a, b, c, out, alpha, beta, quantization_scales, epilog_inputs)
+    chosen = None if algorithm is None else _algorithm(algorithm).candidate
+
+    def make() -> Prepared:
+        wanted = as_options(MatmulPlanPreferences, preferences, _PREFERENCES)
+        name = engine if chosen is None else chosen.engine
+        return execution.prepare(
+            arguments, epilog, as_options(MatmulOptions, options, _OPTIONS), replace(wanted, limit=1), qualifiers, name
+        )
+
+    key = (
+        arguments.signature,
+        binding.key(epilog),
+        frozen_key(options),
+        frozen_key(preferences),
+        None if qualifiers is None else _qualifiers_key(qualifiers),
+        frozen_key(arguments.scales),
+        engine if chosen is None else chosen.engine,
+    )
+    prepared = _plans.get(key, make)
+    return prepared.execute(specification.matrices(arguments), chosen or prepared.plan.candidates[0])
+
+
+def _qualifiers_key(qualifiers: Any) -> Any:
+    """Qualifiers by content; what is no array is refused when the plan is made."""
+    flags = getattr(qualifiers, "dtype", None)
+    return tuple(map(bool, qualifiers["is_conjugate"])) if flags is not None and flags.names else repr(qualifiers)
+
+
+def _arguments(a: Any, b: Any, c: Any, out: Any, alpha: Any, beta: Any, scales: Any, inputs: Mapping[str, Any] | None) -> Arguments:
+    arguments = args.collect(a, b, c, out)
+    if beta is not None and c is None:
+        args.warn_beta_ignored(beta, stacklevel=4)
+        beta = None
+    scales = as_options(MatmulQuantizationScales, scales, _SCALES)
+    arguments.alpha, arguments.beta, arguments.scales = alpha, beta, scales
+    arguments.inputs = args.collect_inputs(arguments, inputs)
+    return arguments
+
+
+def _algorithm(value: Any) -> Algorithm:
+    if not isinstance(value, Algorithm):
+        raise errors.not_algorithms(value)
+    return value
+
+
+class Matmul:
+    """A product that is planned once and executed many times: D = epilog(alpha * a @ b + beta * c).
+
+    The arguments are those of `matmul`. An object belongs to one thread at a time; the plans behind it are shared.
+
+    Example:
+        >>> import numpy as np, epigemm as eg
+        >>> x, w = np.ones((2, 3), np.float32), np.ones((3, 4), np.float32)
+        >>> with eg.Matmul(x, w) as mm:
+        ...     _ = mm.plan(epilog="relu")
+        ...     mm.execute()
+        array([[3., 3., 3., 3.],
+               [3., 3., 3., 3.]], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        a: Any,
+        b: Any,
+        /,
+        c: Any = None,
+        *,
+        alpha: Any = None,
+        beta: Any = None,
+        qualifiers: Any = None,
+        quantization_scales: Any = None,
+        options: Any = None,
+        stream: Any = None,
+    ) -> None:
+        self._options = as_options(MatmulOptions, options, _OPTIONS)
+        self._log = self._options.logger or _logger
+        self._arguments: Arguments | None = _arguments(a, b, c, None, alpha, beta, quantization_scales, None)
+        self._qualifiers = qualifiers
+        self._form = Form.of(self._arguments)
+        self._epilog: Any = None
+        self._engine = AUTO
+        self._preferences = MatmulPlanPreferences()
+        self._prepared: Prepared | None = None
+        self._variants: dict[Any, Prepared] = {}
+        self._signature: Any = None
+        self._algorithms: tuple[Algorithm, ...] | None = None
+        self._input_names: tuple[str, ...] = ()
+        self._freed = False
+        # What is wrong with the operands alone is said here, not in plan().
+        product = execution.product(self._arguments, self._options, qualifiers)
+        self._log.info("= SPECIFICATION PHASE = %s", product.problem)
+
+    # ------------------------------------------------------------ planning
+
+    def plan(
+        self,
+        *,
+        preferences: Any = None,
+        algorithms: Sequence[Algorithm] | None = None,
+        epilog: Any = None,
+        epilog_inputs: Mapping[str, Any] | None = None,
+        stream: Any = None,
+        options: Any = None,
+        engine: str = AUTO,
+    ) -> tuple[Algorithm, ...]:
+        """Chooses how to compute; planning again replaces the epilog and all that belonged to it.
+
+        Args:
+            preferences: MatmulPlanPreferences or dict.
+            algorithms: take these instead of choosing.
+            epilog, epilog_inputs, stream, engine: as in `matmul`.
+            options: replaces the options given at construction.
+
+        Returns:
+            The algorithms, best first; `execute` takes the first unless told otherwise.
+
+        Raises:
+            errors.InvalidMatmulState: after `free()`.
+            errors.PlanningError: no algorithm was found, or `limit` is 0.
+        """
+        arguments = self._live("Planning")
+        if options is not None:
+            self._options = as_options(MatmulOptions, options, _OPTIONS)
+        self._preferences = as_options(MatmulPlanPreferences, preferences, _PREFERENCES)
+        chosen = _chosen(algorithms)
+        self._epilog, self._engine = epilog, chosen[0].engine if chosen else engine
+        arguments.inputs = args.collect_inputs(arguments, epilog_inputs)
+        self._variants.clear()
+        self._prepared = self._prepare(arguments)
+        self._signature, self._form = arguments.signature, Form.of(arguments)
+        self._input_names = self._prepared.epilog.expression.input_names
+        if chosen:
+            self._algorithms = chosen
+            self._prepared.plan = replace(
+                self._prepared.plan, candidates=tuple(x.candidate for x in chosen), reason="algorithms= were given"
+            )
+        else:
+            self._algorithms = tuple(map(Algorithm, self._prepared.plan.candidates))
+        self._log.info("= PLANNING PHASE = %s", self._prepared.plan)
+        return self._algorithms
+
+    def _prepare(self, arguments: Arguments) -> Prepared:
+        return execution.prepare(arguments, self._epilog, self._options, self._preferences, self._qualifiers, self._engine)
+
+    @property
+    def algorithms(self) -> tuple[Algorithm, ...] | None:
+        """The planned algorithms, best first; None before `plan`."""
+        return self._algorithms
+
+    def applicable_algorithm_ids(self, limit: int = 8) -> list[int]:
+        """Numbers of up to `limit` algorithms that could run this product: positions in the engine's list of candidates."""
+        self._live("Planning")
+        return list(range(len(self._planned("The ids of algorithms").plan.candidates)))[:limit]
+
+    def autotune(self, iterations: int = 10, prune: int | None = None, release_workspace: bool = False, stream: Any = None) -> None:
+        """Times the planned algorithms, interleaved, and orders them by their median.
+
+        Nothing of the user's is written: `c` and `out` keep their values.
+
+        Args:
+            iterations: how often each is timed, at least 1.
+            prune: keep this many.
+            release_workspace, stream: as in `execute`.
+        """
+        arguments, prepared = self._live("Autotuning"), self._planned("Autotuning")
+        if not isinstance(iterations, int) or iterations < 1:
+            raise errors.wrong_value("iterations", iterations, "an integer >= 1")
+        if prune is not None and (not isinstance(prune, int) or prune < 1):
+            raise errors.wrong_value("prune", prune, "None or an integer >= 1")
+        algorithms = self._algorithms or ()
+        matrices = specification.matrices(arguments)
+        runs = [lambda c=x.candidate: prepared.execute(matrices, c, scratch=True) for x in algorithms]  # type: ignore[misc]
+        for run in runs:
+            run()
+        medians = interleaved_us(runs, iterations)
+        ranked = sorted(zip(medians, range(len(algorithms)), strict=True))[:prune]
+        self._algorithms = tuple(algorithms[i] for _, i in ranked)
+        reason = (
+            f"{self._algorithms[0].candidate} took {ranked[0][0]:.0f} us, the least of {len(medians)} in autotune(iterations={iterations})"
+        )
+        prepared.plan = replace(prepared.plan, candidates=tuple(x.candidate for x in self._algorithms), reason=reason)
+        self._log.info("= AUTOTUNING PHASE = %s", reason)
+
+    def explain(self) -> str:
+        """The plan as text: problem, expression, what each engine answered, what is taken and why.
+
+        Raises:
+            errors.StateError: before `plan`.
+        """
+        self._live("Explaining")
+        return self._planned("Explaining").plan.explain()
+
+    # ------------------------------------------------------------ execution
+
+    def execute(self, *, algorithm: Algorithm | None = None, release_workspace: bool = False, stream: Any = None, out: Any = None) -> Any:
+        """D, or (D, {name: tensor}), for the present operands.
+
+        Args:
+            algorithm: one of `algorithms`; by default the first.
+            release_workspace: give the workspace back afterwards.
+            stream: as in `matmul`.
+            out: as in `matmul`; D keeps the planned dtype and takes `out`'s strides.
+
+        Raises:
+            errors.StateError: before `plan`, or after `release_operands`.
+            errors.AlgorithmError: the algorithm is none of the plan's.
+        """
+        arguments, prepared = self._live(), self._planned("Execution")
+        algorithms = self._algorithms or ()
+        if algorithm is not None and not any(algorithm is known for known in algorithms):
+            raise errors.foreign_algorithm()
+        candidate: Candidate = (algorithm or algorithms[0]).candidate
+        if out is not None:
+            arguments = replace(arguments, out=args.collect(arguments.a.array, arguments.b[0].array, None, out).out)
+            prepared = self._variant(arguments)
+        result = prepared.execute(specification.matrices(arguments), candidate)
+        self._log.info("= EXECUTION PHASE = %s", candidate)
+        return result
+
+    def _variant(self, arguments: Arguments) -> Prepared:
+        """The plan for a given `out`, kept for its form."""
+        key = arguments.signature
+        if key not in self._variants:
+            self._variants[key] = self._prepare(arguments)
+        return self._variants[key]
+
+    # ------------------------------------------------------------ operands
+
+    def reset_operands(
+        self,
+        *,
+        a: Any = None,
+        b: Any = None,
+        c: Any = None,
+        alpha: Any = None,
+        beta: Any = None,
+        quantization_scales: Any = None,
+        epilog_inputs: Mapping[str, Any] | None = None,
+        stream: Any = None,
+    ) -> None:
+        """Replaces operands by others of the same form; what is None stays.
+
+        Raises:
+            errors.ShapeError, errors.DTypeError, errors.LayoutError: a new operand has another shape, dtype or, on a GPU, strides.
+            errors.OptionError: nothing is given, C is given to a product without one, or not all that is needed after `release_operands`.
+        """
+        new = Replacement(a, b, c, alpha, beta, quantization_scales, epilog_inputs)
+        self._reset(new, checked=True)
+
+    def reset_operands_unchecked(
+        self,
+        *,
+        a: Any = None,
+        b: Any = None,
+        c: Any = None,
+        alpha: Any = None,
+        beta: Any = None,
+        quantization_scales: Any = None,
+        epilog_inputs: Mapping[str, Any] | None = None,
+        stream: Any = None,
+    ) -> None:
+        """As `reset_operands`, trusting that the new operands have the form of the old ones."""
+        self._reset(Replacement(a, b, c, alpha, beta, quantization_scales, epilog_inputs), checked=False)
+
+    def _reset(self, new: Replacement, checked: bool) -> None:
+        if self._freed:
+            raise errors.freed()
+        self._arguments = replaced(self._arguments, self._form, new, self._input_names, checked=checked)
+        if self._prepared is not None and self._arguments.signature != self._signature:
+            self._signature = self._arguments.signature
+            self._prepared = self._variant(self._arguments)
+
+    def release_operands(self) -> None:
+        """Drops every reference to the user's tensors and keeps the plan; `reset_operands` with all of them makes it usable again."""
+        if self._freed:
+            raise errors.freed()
+        self._arguments = None
+
+    def free(self) -> None:
+        """Drops the operands and the plan. The object cannot be used afterwards; freeing it again is nothing."""
+        self._freed = True
+        self._arguments = self._prepared = self._algorithms = None
+        self._variants.clear()
+
+    def __enter__(self) -> Matmul:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None) -> None:
+        self.free()
+
+    def __repr__(self) -> str:
+        state = "freed" if self._freed else "not planned" if self._prepared is None else str(self._prepared.plan)
+        return f"Matmul({state})"
+
+    def _live(self, what: str = "Execution") -> Arguments:
+        if self._freed:
+            raise errors.freed()
+        if self._arguments is None:
+            raise errors.operands_released(what)
+        return self._arguments
+
+    def _planned(self, what: str) -> Prepared:
+        if self._prepared is None:
+            raise errors.not_planned(what)
+        return self._prepared
+
+
+def _chosen(algorithms: Iterable[Algorithm] | None) -> tuple[Algorithm, ...]:
+    """The algorithms given to `plan`; none given is ()."""
+    if algorithms is None:
+        return ()
+    chosen = tuple(_algorithm(x) for x in algorithms)
+    if not chosen:
+        raise errors.no_algorithms()
+    return chosen

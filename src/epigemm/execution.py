@@ -1,0 +1,206 @@
+"""Prepared: a planned product, ready to run on any data of the signature that it was made for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from epigemm import binding, compute_types, engines, errors, specification, tensors
+from epigemm.arguments import Arguments, scalar_tensor
+from epigemm.binding import D_SCALE, Epilog
+from epigemm.engines import outputs
+from epigemm.engines.base import AbstractExecutable, Call
+from epigemm.expression.nodes import MATRIX, Output
+from epigemm.options import MatmulOptions, MatmulPlanPreferences, conjugate_flags
+from epigemm.plans import Candidate, Plan
+from epigemm.specification import Product
+from epigemm.tensors import Tensor
+from epigemm.tuning.select import select
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A product, its epilog, its plan and the executables of the candidates that ran. Safe to share between threads.
+
+    Args:
+        product: the product without its epilogue.
+        epilog: what `epilog=` meant, narrow outputs included.
+        plan: problem, checked expression, candidates.
+        inplace: whether D is C.
+    """
+
+    product: Product
+    epilog: Epilog
+    plan: Plan
+    inplace: bool
+    executables: dict[Candidate, AbstractExecutable] = field(default_factory=dict)
+
+    def executable(self, candidate: Candidate) -> AbstractExecutable:
+        """The candidate, prepared once. Two threads may both prepare it; one is kept."""
+        found = self.executables.get(candidate)
+        if found is None:
+            made = engines.get(candidate.engine).prepare(self.plan.problem, self.plan.expression, candidate)
+            found = self.executables.setdefault(candidate, made)
+        return found
+
+    def execute(self, arguments: Arguments, candidate: Candidate, *, scratch: bool = False) -> Any:
+        """D, or (D, {name: tensor}), of matrix arguments.
+
+        Args:
+            arguments: of the signature that this was prepared for.
+            candidate: one of the plan's.
+            scratch: write into new tensors even where `out` or an in-place C was given.
+        """
+        problem = self.plan.problem
+        target = None if scratch else (arguments.c if self.inplace else arguments.out)
+        if target is not None:
+            _check_overlap(target, arguments, "C" if self.inplace else "out")
+        d = target or tensors.empty(arguments.a, problem.d)
+        extras = [(o, tensors.empty(arguments.a, outputs.operand(problem, o))) for o in self.plan.expression.extras]
+        self.executable(candidate).run(self._call(arguments, d, extras))
+        result = self._squeezed(d) if target is None else d.array
+        if not extras:
+            return result
+        return result, {o.name: binding.presented(self.epilog, o, problem, tensor) for o, tensor in extras}
+
+    def _call(self, arguments: Arguments, d: Tensor, extras: list[tuple[Output, Tensor]]) -> Call:
+        inputs = binding.place(self.epilog, self.product, self.plan.problem.order, _with_scales(arguments, self.epilog))
+        alpha, beta = scalars(self.product, arguments)
+        return Call(
+            a=_data(arguments.a),
+            b=tuple(_data(b) for b in arguments.b),
+            c=None if arguments.c is None else _data(arguments.c),
+            d=_data(d),
+            inputs={name: _data(tensor) for name, tensor in inputs.items()},
+            outputs={o.name: _data(self._unpadded(o, tensor)) for o, tensor in extras},
+            alpha=alpha,
+            beta=beta,
+            stream=tensors.LIBRARIES[arguments.a.library].stream(arguments.a.device),
+        )
+
+    def _unpadded(self, output: Output, tensor: Tensor) -> Tensor:
+        """A padded matrix cut to D's extents, its padding zeroed where the host can reach it."""
+        problem = self.plan.problem
+        if output.extent != MATRIX or tensor.shape[-2:] == (problem.m, problem.n):
+            return tensor
+        if tensor.device == tensors.CPU:
+            tensor.numpy()[..., problem.m :, :] = 0
+            tensor.numpy()[..., problem.n :] = 0
+        return tensor.view((*problem.batch, problem.m, problem.n), tensor.strides)
+
+    def _squeezed(self, d: Tensor) -> Any:
+        if not self.product.squeeze:
+            return d.array
+        dropped = {axis % len(d.shape) for axis in self.product.squeeze}
+        kept = [axis for axis in range(len(d.shape)) if axis not in dropped]
+        return d.view(tuple(d.shape[i] for i in kept), tuple(d.strides[i] for i in kept)).array
+
+
+def prepare(
+    arguments: Arguments,
+    epilog: Any,
+    options: MatmulOptions,
+    preferences: MatmulPlanPreferences,
+    qualifiers: Any = None,
+    engine: str = "auto",
+) -> Prepared:
+    """Everything between a call and its execution: specify, resolve the epilogue, check, select.
+
+    Args:
+        arguments: as collected, 1-D operands still 1-D.
+        epilog: as given.
+        options, preferences: checked.
+        qualifiers: as given.
+        engine: "auto" or a name.
+    """
+    made = product(arguments, options, qualifiers)
+    matrices = specification.matrices(arguments)
+    epilog_preferences = preferences.epilog or binding.MatmulEpilogPreferences()
+    meant = binding.resolve(epilog, len(arguments.b), epilog_preferences)
+    meant = binding.with_narrow_outputs(meant, made, options.result_amax, epilog_preferences)
+    problem = made.problem
+    if made.d_order is None and meant.order is not None:
+        problem = specification.with_order(made, matrices, meant.order)
+    placed = binding.place(meant, made, problem.order, _with_scales(matrices, meant))
+    inputs = tuple((name, tensor.operand()) for name, tensor in placed.items())
+    problem = replace(problem, inputs=inputs)
+    expression = binding.checked(meant.expression, problem)
+    plan = select(problem, expression, engine, int(preferences.limit or 0))
+    return Prepared(made, meant, plan, options.inplace)
+
+
+def product(arguments: Arguments, options: MatmulOptions, qualifiers: Any = None) -> Product:
+    """The product that arguments and options describe, its scalars checked too."""
+    if options.device_id is not None and arguments.a.device == tensors.CPU:
+        why = "no engine of this version computes CPU operands on a GPU"
+        raise errors.engine_unavailable(f"for device_id={options.device_id}", why, "Leave device_id away.")
+    lazy = (arguments.a.conjugate, arguments.b[0].conjugate)
+    conjugate = conjugate_flags(qualifiers, lazy=lazy, is_complex=arguments.a.dtype.is_complex)
+    found = specification.specify(specification.matrices(arguments), options, conjugate, arguments)
+    specification.narrow_scales(found, arguments.scales)
+    scalars(found, arguments)
+    return found
+
+
+def scalars(product: Product, arguments: Arguments) -> tuple[Any, Any]:
+    """alpha and beta as host numbers of the scale type, the scales of narrow operands folded in."""
+    alpha = compute_types.scalar(1 if arguments.alpha is None else arguments.alpha, product.scale_type, "alpha").item()
+    has_beta = arguments.beta is not None and arguments.c is not None
+    beta = compute_types.scalar(arguments.beta, product.scale_type, "beta").item() if has_beta else 0.0
+    problem, scales = product.problem, arguments.scales
+    if problem.a.dtype.is_narrow:
+        alpha *= _scale_value("a", scales.a) * _scale_value("b", scales.b)
+    if problem.c is not None and problem.c.dtype.is_narrow:
+        beta *= _scale_value("c", scales.c)
+    return alpha, beta
+
+
+def _data(tensor: Tensor) -> Any:
+    return tensor.numpy() if tensor.device == tensors.CPU else tensor.pointer
+
+
+def _with_scales(arguments: Arguments, epilog: Epilog) -> dict[str, Tensor]:
+    """The inputs and, where D is narrow, D's scale among them."""
+    if D_SCALE not in epilog.expression.input_names:
+        return arguments.inputs
+    return {**arguments.inputs, D_SCALE: _scale_tensor(arguments.a, "d", arguments.scales.d)}
+
+
+def _scale_tensor(a: Tensor, name: str, scale: Any) -> Tensor:
+    if scale is None:
+        raise errors.scale_missing(name.upper())
+    if isinstance(scale, (bool, int, float)) or not hasattr(scale, "shape"):
+        return scalar_tensor(a, float(scale))
+    tensor = tensors.wrap(scale, f"quantization_scales.{name}")
+    if tensor.shape not in ((), (1,)) or tensor.dtype.name != "float32":
+        raise errors.wrong_scale(name.upper(), f"{tensor.dtype.name} of shape {tensor.shape}")
+    if (tensor.library, tensor.device) != (a.library, a.device):
+        raise errors.package_mismatch(f"{a.library} on {a.device}", f"{tensor.library} on {tensor.device}", f"the scale for {name.upper()}")
+    return tensor
+
+
+def _scale_value(name: str, scale: Any) -> float:
+    """The value of a scale on the host."""
+    if scale is None:
+        raise errors.scale_missing(name.upper())
+    if isinstance(scale, (bool, int, float)):
+        return float(scale)
+    tensor = tensors.wrap(scale, f"quantization_scales.{name}") if hasattr(scale, "shape") and scale.shape is not None else None
+    if tensor is None or tensor.shape not in ((), (1,)) or tensor.dtype.name != "float32" or tensor.device != tensors.CPU:
+        raise errors.wrong_scale(name.upper(), repr(scale))
+    return float(tensor.numpy().reshape(()))
+
+
+def _check_overlap(target: Tensor, arguments: Arguments, name: str) -> None:
+    """`out` may be exactly C or a full (m, n) epilogue input; any other overlap with what is read is refused."""
+    exact = {"C": arguments.c, **arguments.inputs}
+    reads = {**{k: t for k, t in arguments.operands().items() if t is not target}, **arguments.inputs}
+    for what, tensor in reads.items():
+        same = what in exact and (tensor.pointer, tensor.shape, tensor.strides, tensor.dtype) == (
+            target.pointer,
+            target.shape,
+            target.strides,
+            target.dtype,
+        )
+        if not same and tensors.shares_memory(target, tensor):
+            raise errors.out_overlaps(what, name)
