@@ -172,6 +172,14 @@ def _one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> Any:
     raise errors.wrong_value(name, value, errors.listed(map(repr, allowed), "or"))
 
 
+def _blocking(value: Any) -> Literal[True, "auto"]:
+    if isinstance(value, str) and value == "auto":
+        return "auto"
+    if isinstance(value, (int, np.bool_)) and value == 1:  # True is 1
+        return True
+    raise errors.wrong_blocking(value)
+
+
 # ---------------------------------------------------------------- options
 
 
@@ -240,8 +248,7 @@ class MatmulOptions:
             self.handle = _integer("handle", self.handle, 0)
         self.memory_limit = "80%" if self.memory_limit is None else self.memory_limit
         memory_limit_bytes(self.memory_limit, 0)
-        if self.blocking is not True and not (isinstance(self.blocking, str) and self.blocking == "auto"):
-            raise errors.wrong_blocking(self.blocking)
+        self.blocking = _blocking(self.blocking)
         if self.allocator is not None and not isinstance(self.allocator, (BaseCUDAMemoryManager, BaseCUDAMemoryManagerAsync)):
             raise errors.wrong_allocator(self.allocator)
         _one_of("rounding", self.rounding, ("once", "eager"))
