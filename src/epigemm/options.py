@@ -437,6 +437,27 @@ def frozen_key(options: Any) -> Hashable:
     raise errors.unfingerprintable("options", options)
 
 
+def options_key(cls: type[_OptionsClass], value: Any, what: str) -> Hashable:
+    """`frozen_key`, for what a caller passed: a wrong value raises its own error, a valid one always has a key.
+
+    A value that is valid and yet has no key, such as a member of another library's enum, enters as what it is taken for.
+
+    Args:
+        cls, value, what: as in `as_options`.
+
+    Raises:
+        errors.OptionTypeError, errors.OptionError: as `as_options`.
+
+    Example:
+        >>> options_key(MatmulOptions, {"strict": True}, "options") == frozen_key({"strict": True})
+        True
+    """
+    try:
+        return frozen_key(value)
+    except errors.StoreKeyError:
+        return frozen_key(as_options(cls, value, what))
+
+
 def _fields_key(kind: str, fields: Mapping[str, Any]) -> Hashable:
     values = tuple(fields.values())
     types = tuple(map(type, values))  # 1 == True == 1.0, and they are not the same option

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import importlib
 import logging
 import subprocess
@@ -59,8 +60,8 @@ MEMBERS: dict[str, dict[str, int]] = {
 
 @pytest.mark.parametrize("name", MEMBERS)
 def test_enum_members_are_cublaslts(name: str) -> None:
-    enum = getattr(enums, name)
-    assert {member: int(value) for member, value in enum.__members__.items()} == MEMBERS[name]
+    cls = getattr(enums, name)
+    assert {member: int(value) for member, value in cls.__members__.items()} == MEMBERS[name]
 
 
 def test_numerical_flags_join() -> None:
@@ -337,6 +338,29 @@ def test_services_enter_by_identity_and_stay_alive() -> None:
 def test_what_has_no_content_is_refused(value: Any) -> None:
     with pytest.raises(errors.StoreKeyError, match="cannot be cached"):
         options.frozen_key(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "text"),
+    [
+        ("x", TypeError, "must be provided as an object of type MatmulOptions"),
+        ({"memory_limit": [1]}, ValueError, "The memory limit must be specified"),
+        ({"compute_type": object()}, ValueError, "is not a valid ComputeType"),
+        ({"x": []}, TypeError, "unexpected keyword argument 'x'"),
+    ],
+)
+def test_options_key_raises_the_options_own_error(value: Any, kind: type[Exception], text: str) -> None:
+    with pytest.raises(kind, match=text):
+        options.options_key(MatmulOptions, value, WHAT)
+
+
+def test_options_key_of_what_is_valid() -> None:
+    assert options.options_key(MatmulOptions, None, WHAT) is None
+    theirs = enum.IntEnum("ComputeType", {"COMPUTE_32F": 68})  # another library's enum
+    with pytest.raises(errors.StoreKeyError):
+        options.frozen_key({"compute_type": theirs.COMPUTE_32F})
+    key = options.options_key(MatmulOptions, {"compute_type": theirs.COMPUTE_32F}, WHAT)
+    assert key == options.frozen_key(MatmulOptions(compute_type=68))
 
 
 def test_scales_enter_by_form_and_hold_no_tensor() -> None:
