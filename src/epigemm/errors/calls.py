@@ -60,7 +60,9 @@ def wrong_allocator(value: object) -> OptionTypeError:
 
 def not_a_member(value: object, enum: str, names: Iterable[str] = ()) -> OptionError:
     names = tuple(names)
-    return OptionError(say(f"{value!r} is not a valid {enum}", f"Its members are {listed(names)}." if names else ""))
+    return OptionError(
+        say(f"{value!r} is not a valid {enum}", f"Its members are {listed(names)}." if names else f"Pass a member of {enum}.")
+    )
 
 
 def wrong_value(name: str, value: object, allowed: str) -> OptionError:
@@ -95,7 +97,9 @@ def strict_deviation(what: str) -> OptionError:
 def not_an_epilog(value: object, names: Iterable[str] = ()) -> EpilogTypeError:
     names = tuple(names)
     what = f"Not supported. `epilog` must be a MatmulEpilog, its name or an @epilogue function; it is {value!r}."
-    return EpilogTypeError(say(what, f"The names are {listed(names)}." if names else ""))
+    return EpilogTypeError(
+        say(what, f"The names are {listed(names)}." if names else "`print(list(epigemm.MatmulEpilog))` shows the names.")
+    )
 
 
 def wrong_input_names(epilog: str, required: Iterable[str], given: Iterable[str]) -> EpilogInputError:
@@ -212,7 +216,7 @@ def freed() -> InvalidMatmulState:
 
 def operands_released(what: str = "Execution") -> StateError:
     text = f"{what} cannot be performed after the operands have been released."
-    return StateError(say(text, "Use reset_operands() to provide new ones; the plan is kept."))
+    return StateError(say(f"{text} Use reset_operands() to provide new operands.", "The plan is kept; only the tensors are gone."))
 
 
 def partial_reset(required: Iterable[str]) -> OptionError:
@@ -226,7 +230,13 @@ def nothing_reset() -> OptionError:
     )
 
 
-_RESET_TYPES: dict[str, type[EpigemmError]] = {"extents": ShapeError, "strides": LayoutError, "data type": DTypeError, "number": ShapeError, "conjugate flag": DTypeError}
+_RESET_TYPES: dict[str, type[EpigemmError]] = {
+    "extents": ShapeError,
+    "strides": LayoutError,
+    "data type": DTypeError,
+    "number": ShapeError,
+    "conjugate flag": DTypeError,
+}
 
 
 def reset_mismatch(what: str, name: str, given: object, original: object) -> EpigemmError:

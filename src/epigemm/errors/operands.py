@@ -136,9 +136,8 @@ def self_overlap(name: str, shape: Sequence[int], strides: Sequence[int]) -> Ove
 
 def unsupported_dtype(name: str, dtype: str, supported: Iterable[str] = ()) -> DTypeError:
     supported = tuple(supported)
-    return DTypeError(
-        say(f"The dtype of operand {name} ({dtype}) is not supported.", f"Supported: {listed(supported)}." if supported else "")
-    )
+    hint = f"Supported: {listed(supported)}." if supported else "Cast it to float16, bfloat16, float32, float64 or complex first."
+    return DTypeError(say(f"The dtype of operand {name} ({dtype}) is not supported.", hint))
 
 
 def unsupported_dtypes(dtype_a: str, dtype_b: str) -> DTypeError:
@@ -149,7 +148,7 @@ def unsupported_dtypes(dtype_a: str, dtype_b: str) -> DTypeError:
 def unsupported_types(scale_type: str, compute_type: str, dtype_a: str, dtype_b: str, allowed: Iterable[str] = ()) -> DTypeError:
     what = f"Selected scale_type={scale_type} compute_type={compute_type} are not supported for data types {dtype_a} (A) and {dtype_b} (B)."
     allowed = tuple(allowed)
-    return DTypeError(say(what, f"Supported for these: {listed(allowed, 'or')}." if allowed else ""))
+    return DTypeError(say(what, f"Supported for these: {listed(allowed, 'or')}." if allowed else "Leave both away to have them chosen."))
 
 
 def unsupported_compute_type(compute_type: object) -> DTypeError:
