@@ -73,7 +73,7 @@ PEER = [
     (
         e.wrong_options_type("Matrix multiplication options", "MatmulOptions", "x"),
         TypeError,
-        "must be provided as an object of type MatmulOptions or as a dict with valid Matrix multiplication options. The provided object is 'x'.",
+        "must be provided as an object of type MatmulOptions or as a dict with valid Matrix multiplication options. The provided object is",
     ),
     (
         e.unknown_option("MatmulOptions", "x", ["inplace"]),
