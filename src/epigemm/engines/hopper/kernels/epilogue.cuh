@@ -1,0 +1,324 @@
+// From accumulators to D: the generated `epilogue` for every element, its inputs read ahead, its outputs stored by the copy engine.
+//
+// In a wgmma's 64 x N accumulators, lane l of warp w holds rows 16 w + l / 4 + 8 i and columns 8 j + 2 (l % 4) + x, for i and x
+// in 0..1, in register 4 j + 2 i + x. Four such 8 x 8 blocks are what stmatrix and ldmatrix move, so a warp works through
+// columns by 16 and keeps 16 rows of a sub-tile to itself: no barrier, and each warp stores on its own.
+
+/// The lane's share of addresses and coordinates.
+struct Lane {
+    u32 matrix;  // offset, in a box of 16 rows, of the row that this lane addresses for stmatrix and ldmatrix
+    int row;     // of its elements, within the 64 rows of a wgmma
+    int col;     // of its elements, within 8 columns
+    int warp;    // in its warpgroup
+
+    DEVICE Lane() {
+        const u32 lane = lane_index(), line = lane % 8;
+        // The swizzle moves 16-byte chunk c of row r to c ^ (r % 8) in rows of 128 bytes, c ^ (r / 2 % 4) in rows of 64.
+        const u32 swizzle = config::box_n == 64 ? line : line / 2;
+        matrix = (lane / 8 % 2 * 8 + line) * shape::row_bytes + ((lane / 16 ^ swizzle) << 4);
+        warp = threadIdx.x / 32 % 4;
+        row = warp * 16 + lane / 4;
+        col = lane % 4 * 2;
+    }
+};
+
+/// Vectors along n pass through registers before the products and into shared memory after them: the wait is hidden.
+struct VectorsAlongN {
+    static constexpr int each = (shape::out_n + 127) / 128;
+    float value[config::along_n > 0 ? config::along_n : 1][each];
+
+    DEVICE void load(const Params& p, int first) {
+#pragma unroll
+        for (int v = 0; v < config::along_n; ++v)
+#pragma unroll
+            for (int i = 0; i < each; ++i) {
+                const int col = first + i * 128 + static_cast<int>(threadIdx.x % 128);
+                value[v][i] = col < p.n ? read_element(type_at(config::along_n_types, v), p.along_n[v], col) : 0.0f;
+            }
+    }
+
+    DEVICE void store(u32 to) const {
+#pragma unroll
+        for (int v = 0; v < config::along_n; ++v)
+#pragma unroll
+            for (int i = 0; i < each; ++i) {
+                const int col = i * 128 + threadIdx.x % 128;
+                if (col < shape::out_n) store_float(to + (v * shape::out_n + col) * 4, value[v][i]);
+            }
+    }
+};
+
+/// One row's mask bits for the columns of a sub-tile.
+struct Bits {
+    u32 word[2];
+
+    DEVICE void clear() { word[0] = word[1] = 0; }
+    DEVICE bool get(int j, int x) const { return word[j / 4] >> (8 * (j % 4) + x) & 1; }
+    DEVICE void set(int j, int x, bool bit) { word[j / 4] |= static_cast<u32>(bit) << (8 * (j % 4) + x); }
+};
+
+/// Copies the masks of a warpgroup's rows and a tile's columns to shared memory while the products run: a row a thread.
+/// Rows are padded to 16 bytes in global memory, so that 8 bytes that begin before column n can be read.
+DEVICE void copy_bits(const Params& p, u32 to, Tile tile) {
+    const int thread = threadIdx.x % 128;
+    if (thread >= shape::group_m) return;
+    const int row = tile.m + thread;
+#pragma unroll
+    for (int mask = 0; mask < config::bits_in; ++mask)
+#pragma unroll
+        for (int at = 0; at < shared::bits_row; at += 8) {
+            const bool inside = row < p.m && tile.n + 8 * at < p.n;
+            const u8* from = p.bits_in[mask] + (inside ? row * p.bits_in_stride[mask] + tile.n / 8 + at : 0);
+            copy_async(to + (mask * shape::group_m + thread) * shared::bits_row + at, from, inside ? 8 : 0);
+        }
+}
+
+/// Gathers the bits that the four lanes of a quad hold of two rows, 8 apart; each lane then writes one word of one row.
+DEVICE void store_bits(const Params& p, int mask, int row, int first, const Lane& lane, Bits (&bits)[2]) {
+    const bool odd = lane_index() & 1, high = lane_index() & 2;
+    u32 word[2];
+#pragma unroll
+    for (int w = 0; w < 2; ++w) {
+        const u32 own = (odd ? bits[1].word[w] : bits[0].word[w]) << lane.col;
+        const u32 others = (odd ? bits[0].word[w] : bits[1].word[w]) << lane.col;
+        word[w] = own | __shfl_xor_sync(0xffffffffu, others, 1);
+    }
+    const u32 result = (high ? word[1] : word[0]) | __shfl_xor_sync(0xffffffffu, high ? word[0] : word[1], 2);
+    const int target = row + (odd ? 8 : 0), col = first + (high ? 32 : 0);
+    if (target < p.m && col < p.n && (config::box_n == 64 || !high))
+        *reinterpret_cast<u32*>(p.bits_out[mask] + target * p.bits_out_stride[mask] + col / 8) = result;
+}
+
+/// Sums over the 8 lanes that hold other rows, of 4 values each: lane l is left with value `l / 4 % 4`.
+DEVICE float sum_over_lanes(const float (&value)[4]) {
+    const bool second = lane_index() & 8, odd = lane_index() & 4;
+    float pair[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const float other = __shfl_xor_sync(0xffffffffu, second ? value[i] : value[i + 2], 8);
+        pair[i] = (second ? value[i + 2] : value[i]) + other;
+    }
+    const float other = __shfl_xor_sync(0xffffffffu, odd ? pair[0] : pair[1], 4);
+    const float sum = (odd ? pair[1] : pair[0]) + other;
+    return sum + __shfl_xor_sync(0xffffffffu, sum, 16);
+}
+
+using MasksIn = Bits[config::bits_in > 0 ? config::bits_in : 1][2];
+using MasksOut = Bits[config::bits_out > 0 ? config::bits_out : 1][2];
+
+/// What a warpgroup carries through one tile's epilogue.
+struct Finisher {
+    const Params& p;
+    const Lane lane;
+    const u32 base;
+    const int group;     // 0 or 1: the consumer warpgroup
+    Tile tile;           // this warpgroup's first row, the tile's first column
+    u32 entry;           // of the ring
+    float along_m[config::along_m > 0 ? config::along_m : 1][shape::halves][2];
+    float sum_n[config::sums_n > 0 ? config::sums_n : 1][shape::halves][2];
+    float sum_m[config::sums_m > 0 ? config::sums_m : 1][4];
+    MasksOut bits_out;
+
+    DEVICE Finisher(const Params& params, u32 shared_base, int consumer) : p(params), base(shared_base), group(consumer) {}
+
+    DEVICE u32 vectors() const { return base + shared::vectors + group * config::along_n * shape::out_n * 4; }
+    DEVICE u32 sums(int sum) const { return base + shared::sums + (group * config::sums_m + sum) * 4 * shape::out_n * 4; }
+    DEVICE u32 bits() const { return base + shared::bits + group * config::bits_in * shape::group_m * shared::bits_row; }
+    DEVICE int row(int half, int i) const { return tile.m + half * 64 + lane.row + 8 * i; }
+
+    DEVICE void start(Tile at, int sequence) {
+        tile = at;
+        if (!config::pingpong) tile.m += group * shape::group_m;
+        entry = config::pingpong ? sequence * shape::entries : sequence * 2 * shape::entries + group * config::tiles_in;
+        copy_bits(p, bits(), tile);
+    }
+
+    DEVICE void load_bits(MasksIn& masks, int box, int half) const {
+#pragma unroll
+        for (int mask = 0; mask < config::bits_in; ++mask)
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+#pragma unroll
+                for (int w = 0; w < config::box_n / 32; ++w) {
+                    const int line = mask * shape::group_m + half * 64 + lane.row + 8 * i;
+                    masks[mask][i].word[w] = load_word(bits() + line * shared::bits_row + box * config::box_n / 8 + 4 * w) >> lane.col;
+                }
+    }
+
+    /// Values along m, and zeroed sums.
+    DEVICE void start_rows() {
+#pragma unroll
+        for (int half = 0; half < shape::halves; ++half)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+#pragma unroll
+                for (int v = 0; v < config::along_m; ++v)
+                    along_m[v][half][i] =
+                        row(half, i) < p.m ? read_element(type_at(config::along_m_types, v), p.along_m[v], row(half, i)) : 0.0f;
+#pragma unroll
+                for (int s = 0; s < config::sums_n; ++s) sum_n[s][half][i] = 0.0f;
+            }
+    }
+
+    /// One element: register `index` of the first accumulator, `8 j + x` columns into the sub-tile beyond the lane's own.
+    DEVICE void element(const float (&acc)[config::tile_n / 2], Inputs& in, Outputs& out, const MasksIn& masks, int box,
+                        int half, int j, int i, int x) {
+        const int index = box * config::box_n / 2 + 4 * j + 2 * i + x;
+#pragma unroll
+        for (int w = 0; w < config::weights; ++w) in.acc[w] = acc[index + w * shape::out_n / 2];
+#pragma unroll
+        for (int v = 0; v < config::along_m; ++v) in.along_m[v] = along_m[v][half][i];
+#pragma unroll
+        for (int mask = 0; mask < config::bits_in; ++mask) in.bit[mask] = masks[mask][i].get(j, x);
+        in.scalar = p.scalars;
+        in.row = row(half, i);
+        in.col = tile.n + box * config::box_n + 8 * j + lane.col + x;
+        epilogue(in, out);
+#pragma unroll
+        for (int mask = 0; mask < config::bits_out; ++mask) bits_out[mask][i].set(j, x, out.bit[mask]);
+        if (config::sums_m + config::sums_n == 0) return;
+        const bool inside = in.row < p.m && in.col < p.n;
+#pragma unroll
+        for (int s = 0; s < config::sums_m; ++s) sum_m[s][2 * j % 4 + x] += inside ? out.sum_m[s] : 0.0f;
+#pragma unroll
+        for (int s = 0; s < config::sums_n; ++s) sum_n[s][half][i] += inside ? out.sum_n[s] : 0.0f;
+    }
+
+    /// 16 columns of 16 rows: 8 elements a lane.
+    DEVICE void chunk(const float (&acc)[config::tile_n / 2], u32 set, const MasksIn& masks, int box,
+                      int half, int c) {
+#pragma unroll
+        for (int s = 0; s < config::sums_m; ++s)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sum_m[s][i] = 0.0f;
+        u32 read[config::tiles_in > 0 ? config::tiles_in : 1][4], written[config::tiles_out][4];
+#pragma unroll
+        for (int t = 0; t < config::tiles_in; ++t) {
+            const u32 slot = base + shared::ring + (entry + t) % config::ring_slots * shared::slot_bytes;
+            load_matrices((slot + lane.warp * shared::box_bytes + lane.matrix) ^ c << 5, read[t]);
+        }
+#pragma unroll
+        for (int jj = 0; jj < 2; ++jj) {
+            float along_n[config::along_n > 0 ? config::along_n : 1][2];
+#pragma unroll
+            for (int v = 0; v < config::along_n; ++v)
+                load_floats(vectors() + (v * shape::out_n + box * config::box_n + (2 * c + jj) * 8 + lane.col) * 4, along_n[v][0],
+                            along_n[v][1]);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                Inputs in;
+                Outputs out[2];
+                float inputs[config::tiles_in > 0 ? config::tiles_in : 1][2];
+#pragma unroll
+                for (int t = 0; t < config::tiles_in; ++t)
+                    unpack(type_at(config::tiles_in_types, t), read[t][2 * jj + i], inputs[t][0], inputs[t][1]);
+#pragma unroll
+                for (int x = 0; x < 2; ++x) {
+#pragma unroll
+                    for (int v = 0; v < config::along_n; ++v) in.along_n[v] = along_n[v][x];
+#pragma unroll
+                    for (int t = 0; t < config::tiles_in; ++t) in.tile[t] = inputs[t][x];
+                    element(acc, in, out[x], masks, box, half, 2 * c + jj, i, x);
+                }
+#pragma unroll
+                for (int t = 0; t < config::tiles_out; ++t)
+                    written[t][2 * jj + i] = pack(type_at(config::tiles_out_types, t), out[0].tile[t], out[1].tile[t]);
+            }
+        }
+#pragma unroll
+        for (int t = 0; t < config::tiles_out; ++t)
+            store_matrices((set + t * shared::box_bytes + lane.matrix) ^ c << 5, written[t]);
+        collect_sums_m(box, half, c);
+    }
+
+    /// Adds 16 columns' sums over this warp's 16 rows to the warp's sums in shared memory; lanes l and l + 16 hold the same.
+    DEVICE void collect_sums_m(int box, int half, int c) {
+#pragma unroll
+        for (int s = 0; s < config::sums_m; ++s) {
+            const int which = lane_index() / 4 % 4;  // 2 jj + x
+            const int col = box * config::box_n + 16 * c + which / 2 * 8 + lane.col + which % 2;
+            const u32 at = sums(s) + (lane.warp * shape::out_n + col) * 4;
+            float sum = sum_over_lanes(sum_m[s]);
+            if (lane_index() >= 16) continue;
+            if (half > 0) sum += load_float(at);
+            store_float(at, sum);
+        }
+    }
+
+    /// One sub-tile of 64 rows, 16 of them this warp's.
+    DEVICE void sub_tile(const float (&acc)[config::tile_n / 2], int box, int half) {
+        const int number = box * shape::halves + half;
+        const u32 set = base + shared::staging +
+                        ((group * 4 + lane.warp) * config::store_sets + number % config::store_sets) * shared::set_bytes;
+        MasksIn masks;
+        load_bits(masks, box, half);
+#pragma unroll
+        for (int mask = 0; mask < config::bits_out; ++mask) bits_out[mask][0].clear(), bits_out[mask][1].clear();
+#pragma unroll
+        for (int t = 0; t < config::tiles_in; ++t) {
+            const u32 at = entry + t;
+            barrier_wait(base + shared::ring_full + 8 * (at % config::ring_slots), at / config::ring_slots & 1);
+        }
+        if (lane_index() == 0) stores_wait_read<config::store_sets - 1>();
+        __syncwarp();
+#pragma unroll
+        for (int c = 0; c < config::box_n / 16; ++c) chunk(acc, set, masks, box, half, c);
+        async_proxy_fence();
+        __syncwarp();
+        if (lane_index() == 0) {
+#pragma unroll
+            for (int t = 0; t < config::tiles_out; ++t)
+                store_box(p.tiles_out[t], set + t * shared::box_bytes, tile.n + box * config::box_n,
+                          tile.m + half * 64 + lane.warp * 16);
+            stores_commit();
+#pragma unroll
+            for (int t = 0; t < config::tiles_in; ++t)
+                barrier_arrive(base + shared::ring_empty + 8 * ((entry + t) % config::ring_slots));
+        }
+        entry += config::pingpong ? config::tiles_in : 2 * config::tiles_in;
+#pragma unroll
+        for (int mask = 0; mask < config::bits_out; ++mask)
+            store_bits(p, mask, row(half, 0), tile.n + box * config::box_n, lane, bits_out[mask]);
+    }
+
+    DEVICE void finish_tile(const Accumulators& acc) {
+        start_rows();
+#pragma unroll
+        for (int box = 0; box < shape::boxes; ++box) {
+#pragma unroll
+            for (int half = 0; half < shape::halves; ++half) sub_tile(acc[half], box, half);
+        }
+        store_sums_n();
+        if (config::along_n + config::bits_in + config::sums_m > 0) named_barrier(1 + group, 128);
+        store_sums_m();
+    }
+
+    /// Row sums of the tile: over the four lanes that share a row, then to this tile's column of partial sums.
+    DEVICE void store_sums_n() const {
+#pragma unroll
+        for (int s = 0; s < config::sums_n; ++s)
+#pragma unroll
+            for (int half = 0; half < shape::halves; ++half)
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    float sum = sum_n[s][half][i];
+                    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+                    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+                    if (lane_index() % 4 == 0 && row(half, i) < p.m)
+                        p.sums_n[s][static_cast<u64>(tile.n / shape::out_n) * p.m + row(half, i)] = sum;
+                }
+    }
+
+    /// Column sums of the warpgroup's rows: its four warps' in a fixed order, then to this row of partial sums.
+    DEVICE void store_sums_m() const {
+        if (tile.m >= p.m) return;
+#pragma unroll
+        for (int s = 0; s < config::sums_m; ++s)
+            for (int col = threadIdx.x % 128; col < shape::out_n; col += 128) {
+                float sum = 0.0f;
+#pragma unroll
+                for (int warp = 0; warp < 4; ++warp) sum += load_float(sums(s) + (warp * shape::out_n + col) * 4);
+                if (tile.n + col < p.n) p.sums_m[s][static_cast<u64>(tile.m / shape::group_m) * p.n + tile.n + col] = sum;
+            }
+    }
+};

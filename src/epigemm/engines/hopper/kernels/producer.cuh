@@ -1,0 +1,71 @@
+// The producer warpgroup: one thread fills the operand stages, another the ring of epilogue tiles. Nothing else runs here, so
+// that it keeps 24 registers and leaves the rest to the consumers.
+
+/// One stage of A: [tile_m, tile_k], as boxes of 128-byte rows along whichever dimension is contiguous.
+DEVICE void load_a(const Params& p, u32 to, u32 barrier, int row, int depth) {
+    if (config::a_k_major) {
+        load_box(to, p.a, barrier, depth, row);
+        return;
+    }
+    for (int i = 0; i < config::tile_m / 64; ++i) load_box(to + i * 64 * 128, p.a, barrier, row + 64 * i, depth);
+}
+
+/// One box of B, sent to both blocks of a pair.
+DEVICE void load_b_box(u32 to, const TensorMap& map, u32 barrier, int inner, int outer) {
+    if (config::cluster > 1) load_box_multicast(to, map, barrier, inner, outer, (1 << config::cluster) - 1);
+    else load_box(to, map, barrier, inner, outer);
+}
+
+/// This block's share of one stage of B: the weights stacked along n. Blocks of a cluster share columns, and B.
+DEVICE void load_b(const Params& p, u32 to, u32 barrier, int col, int depth, int rank) {
+    constexpr int share_n = shape::out_n / config::cluster, share_k = shape::tile_k / config::cluster;
+    for (int w = 0; w < config::weights; ++w, to += shape::out_n * 128) {
+        if (config::b_k_major) {
+            load_b_box(to + rank * share_n * 128, p.b[w], barrier, depth, col + rank * share_n);
+            continue;
+        }
+        for (int i = 0; i < shape::out_n / 64; ++i)
+            load_b_box(to + i * 64 * 128 + rank * share_k * 128, p.b[w], barrier, col + 64 * i, depth + rank * share_k);
+    }
+}
+
+DEVICE void load_operands(const Params& p, u32 base) {
+    const Schedule schedule{p};
+    Place place(0);
+    Tile tile;
+    for (int sequence = 0; schedule.at(sequence, tile); ++sequence) {
+        for (int step = 0; step < p.steps; ++step, place.advance()) {
+            const int depth = step * shape::tile_k;
+            const u32 stage = base + place.stage * shared::stage_bytes;
+            const u32 full = base + shared::full + 8 * place.stage;
+            barrier_wait(base + shared::empty + 8 * place.stage, place.parity ^ 1);
+            barrier_expect(full, shared::stage_bytes);
+            load_a(p, stage, full, tile.m, depth);
+            load_b(p, stage + shared::a_bytes, full, tile.n, depth, Schedule::cluster_index());
+        }
+    }
+}
+
+/// Fetches the epilogue's tiles in the order in which `finish_tile` reads them, as far ahead as the ring reaches.
+DEVICE void load_epilogue_tiles(const Params& p, u32 base) {
+    constexpr int groups = config::pingpong ? 1 : 2;
+    const Schedule schedule{p};
+    Tile tile;
+    int slot = 0;
+    u32 parity = 1;
+    for (int sequence = 0; schedule.at(sequence, tile); ++sequence) {
+        for (int i = 0; i < shape::boxes * shape::halves * groups * config::tiles_in; ++i) {
+            const int input = i % config::tiles_in, part = i / config::tiles_in;
+            const int half = part / groups % shape::halves, box = part / groups / shape::halves;
+            const int row = tile.m + part % groups * shape::group_m + half * 64;
+            barrier_wait(base + shared::ring_empty + 8 * slot, parity);
+            barrier_expect(base + shared::ring_full + 8 * slot, shared::slot_bytes);
+            load_box(base + shared::ring + slot * shared::slot_bytes, p.tiles_in[input], base + shared::ring_full + 8 * slot,
+                     tile.n + box * config::box_n, row);
+            if (++slot == config::ring_slots) {
+                slot = 0;
+                parity ^= 1;
+            }
+        }
+    }
+}

@@ -1,0 +1,152 @@
+"""The probe's epilogues: text, signature, and the same in torch (float64), apart from each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import isolate  # noqa: F401  (before epigemm)
+
+from epigemm.engines.hopper.configs import Signature
+
+PRELUDE = """
+DEVICE float exp2_fast(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+DEVICE float reciprocal(float x) { float y; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+DEVICE float sigmoid(float x) { return reciprocal(1.0f + exp2_fast(-1.44269504f * x)); }
+DEVICE float silu(float x) { return x * sigmoid(x); }
+// tanh form: y * sigmoid(2 u), u = sqrt(2 / pi) (y + 0.044715 y^3)
+DEVICE float gelu_sigmoid(float y) {
+    return reciprocal(1.0f + exp2_fast(y * (-2.30220819f - 0.102943240f * y * y)));
+}
+DEVICE float gelu_tanh(float y) { return y * gelu_sigmoid(y); }
+DEVICE float gelu_tanh_slope(float y) {
+    const float s = gelu_sigmoid(y);
+    return s + s * (1.0f - s) * y * (1.59576912f + 0.214064488f * y * y);
+}
+// Abramowitz and Stegun 7.1.26, |error| < 1.5e-7 in erf
+DEVICE float gelu_erf(float y) {
+    const float x = fabsf(y) * 0.70710678f, t = reciprocal(fmaf(0.3275911f, x, 1.0f));
+    const float poly = t * fmaf(t, fmaf(t, fmaf(t, fmaf(t, 1.061405429f, -1.453152027f), 1.421413741f), -0.284496736f), 0.254829592f);
+    const float tail = 0.5f * poly * exp2_fast(-1.44269504f * x * x);
+    return y * (y < 0.0f ? tail : 1.0f - tail);
+}
+DEVICE float relu(float y) { return y < 0.0f ? 0.0f : y; }
+"""
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """A generated text and its meaning. `reference` gets acc (a tuple) and the inputs by name, float64, and returns outputs by name."""
+
+    name: str
+    body: str
+    signature: Signature
+    reference: Callable[..., dict[str, Any]]
+    gain: float = 1.2  # bound of |d out / d acc|, for the tolerance
+
+    @property
+    def text(self) -> str:
+        return f"{PRELUDE}\nDEVICE void epilogue(const Inputs& in, Outputs& out) {{ {self.body} }}\n"
+
+
+def _gelu(y: Any, approximate: str) -> Any:
+    import torch
+
+    return torch.nn.functional.gelu(y, approximate=approximate)
+
+
+def _gelu_slope(y: Any) -> Any:
+    import torch
+
+    u = math.sqrt(2 / math.pi) * (y + 0.044715 * y**3)
+    t = torch.tanh(u)
+    return 0.5 * (1 + t) + 0.5 * y * (1 - t * t) * math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * y * y)
+
+
+def _d_swiglu(acc: Any, tiles: Any, **_: Any) -> dict[str, Any]:
+    gate, up = tiles
+    s = gate.sigmoid()
+    return {"tiles": (acc[0] * up * s * (1 + gate * (1 - s)), acc[0] * gate * s)}
+
+
+def _masked(acc: Any, bits: Any) -> Any:
+    return acc[0] * bits[0]
+
+
+BIAS = Signature(along_n=("bf16",))
+
+EPILOGUES = [
+    Epilogue("bare", "out.tile[0] = in.acc[0];", Signature(), lambda acc, **_: {"tiles": (acc[0],)}),
+    Epilogue(
+        "bias_relu", "out.tile[0] = relu(in.acc[0] + in.along_n[0]);", BIAS,
+        lambda acc, along_n, **_: {"tiles": ((acc[0] + along_n[0]).relu(),)},
+    ),
+    Epilogue(
+        "bias_gelu_tanh", "out.tile[0] = gelu_tanh(in.acc[0] + in.along_n[0]);", BIAS,
+        lambda acc, along_n, **_: {"tiles": (_gelu(acc[0] + along_n[0], "tanh"),)},
+    ),
+    Epilogue(
+        "bias_gelu_erf", "out.tile[0] = gelu_erf(in.acc[0] + in.along_n[0]);", BIAS,
+        lambda acc, along_n, **_: {"tiles": (_gelu(acc[0] + along_n[0], "none"),)},
+    ),
+    Epilogue(
+        "bias_relu_aux", "const float y = in.acc[0] + in.along_n[0]; out.tile[0] = relu(y); out.bit[0] = y >= 0.0f;",
+        replace(BIAS, bits_out=1),
+        lambda acc, along_n, **_: {"tiles": ((acc[0] + along_n[0]).relu(),), "bits": (acc[0] + along_n[0],)},
+    ),
+    Epilogue(
+        "bias_gelu_aux", "const float y = in.acc[0] + in.along_n[0]; out.tile[0] = gelu_tanh(y); out.tile[1] = y;",
+        replace(BIAS, tiles_out=("bf16", "bf16")),
+        lambda acc, along_n, **_: {"tiles": (_gelu(acc[0] + along_n[0], "tanh"), acc[0] + along_n[0])},
+    ),
+    Epilogue(
+        "bias_residual", "out.tile[0] = in.acc[0] + in.along_n[0] + in.tile[0];", replace(BIAS, tiles_in=("bf16",)),
+        lambda acc, along_n, tiles, **_: {"tiles": (acc[0] + along_n[0] + tiles[0],)},
+    ),
+    Epilogue(
+        "row_col_stats", "const float y = in.acc[0] * in.along_m[0] + in.along_n[0]; out.tile[0] = y; out.sum_n[0] = y * y; out.sum_m[0] = y;",
+        replace(BIAS, along_m=("f32",), sums_m=1, sums_n=1),
+        lambda acc, along_n, along_m, **_: {
+            "tiles": (acc[0] * along_m[0] + along_n[0],),
+            "sums_m": ((acc[0] * along_m[0] + along_n[0]).sum(0),),
+            "sums_n": ((acc[0] * along_m[0] + along_n[0]).square().sum(1),),
+        },
+        gain=5,
+    ),
+    Epilogue(
+        "drelu_bgrad", "const float d = in.bit[0] ? in.acc[0] : 0.0f; out.tile[0] = d; out.sum_m[0] = d;",
+        Signature(bits_in=1, sums_m=1),
+        lambda acc, bits, **_: {"tiles": (_masked(acc, bits),), "sums_m": (_masked(acc, bits).sum(0),)},
+    ),
+    Epilogue(
+        "dgelu_bgrad", "const float d = in.acc[0] * gelu_tanh_slope(in.tile[0]); out.tile[0] = d; out.sum_m[0] = d;",
+        Signature(tiles_in=("bf16",), sums_m=1),
+        lambda acc, tiles, **_: {"tiles": (acc[0] * _gelu_slope(tiles[0]),), "sums_m": ((acc[0] * _gelu_slope(tiles[0])).sum(0),)},
+    ),
+    Epilogue(
+        "swiglu", "out.tile[0] = silu(in.acc[0]) * in.acc[1];", Signature(weights=2),
+        lambda acc, **_: {"tiles": (acc[0] * acc[0].sigmoid() * acc[1],)},
+        gain=12,
+    ),
+    Epilogue(
+        "d_swiglu",
+        "const float s = sigmoid(in.tile[0]); out.tile[0] = in.acc[0] * in.tile[1] * s * (1.0f + in.tile[0] * (1.0f - s));"
+        " out.tile[1] = in.acc[0] * in.tile[0] * s;",
+        Signature(tiles_in=("bf16", "bf16"), tiles_out=("bf16", "bf16")), _d_swiglu, gain=12,
+    ),
+]
+BY_NAME = {e.name: e for e in EPILOGUES}
+
+
+def as_element(signature: Signature, element: str) -> Signature:
+    """The same signature with every 16-bit type this one."""
+
+    def swap(types: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(t if t == "f32" else element for t in types)
+
+    return replace(
+        signature, element=element, along_n=swap(signature.along_n), along_m=swap(signature.along_m),
+        tiles_in=swap(signature.tiles_in), tiles_out=swap(signature.tiles_out),
+    )
