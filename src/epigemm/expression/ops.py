@@ -85,8 +85,8 @@ _ROWS = (
     Op("logical_not", 1, (), "bool", "bool", by.none, np.logical_not, "({0} == 0)", "(!{0})"),
     # selection
     Op("where", 3, (), "where", "value", by.where, numeric.where, "tl.where({0}, {1}, {2})", "({0} ? {1} : {2})"),
-    Op("minimum", 2, (), "real", "value", by.minimum, np.minimum, "epi_minimum({0}, {1})", "epi_minimum({0}, {1})"),
-    Op("maximum", 2, (), "real", "value", by.maximum, np.maximum, "epi_maximum({0}, {1})", "epi_maximum({0}, {1})"),
+    Op("minimum", 2, (), "real", "value", by.minimum, numeric.minimum, "epi_minimum({0}, {1})", "epi_minimum({0}, {1})"),
+    Op("maximum", 2, (), "real", "value", by.maximum, numeric.maximum, "epi_maximum({0}, {1})", "epi_maximum({0}, {1})"),
     # activations
     Op("relu", 1, (), "real", "value", by.relu, numeric.relu, "epi_relu({0})", "epi_relu({0})"),
     Op(

@@ -72,12 +72,12 @@ def _polynomial(coefficients: tuple[float, ...], x: Array) -> Array:
 
 
 def _erf_single(x: Array) -> Array:
-    x = np.minimum(np.maximum(x, -_SINGLE_END), _SINGLE_END)
+    x = np.clip(x, -_SINGLE_END, _SINGLE_END)
     z = x * x
     p = _polynomial(_SINGLE_P, z)
     p /= _polynomial(_SINGLE_Q, z)
     p *= x
-    return np.minimum(np.maximum(p, -1, out=p), 1, out=p)
+    return np.clip(p, -1, 1, out=p)
 
 
 def _erf_double(x: Array) -> Array:
