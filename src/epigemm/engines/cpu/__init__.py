@@ -1,0 +1,1 @@
+"""The CPU engine: see `engine.py`."""

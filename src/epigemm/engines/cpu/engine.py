@@ -1,0 +1,58 @@
+"""The CPU engine: NumPy and its BLAS. It runs every checked expression, and what it computes is what the expression means."""
+
+from __future__ import annotations
+
+from epigemm.dtypes import DType
+from epigemm.engines.base import AbstractEngine, AbstractExecutable, Refusal
+from epigemm.engines.cpu import threads
+from epigemm.engines.cpu.panels import CpuExecutable, compile_walk, copied, workspace_bytes
+from epigemm.engines.cpu.tiling import tiling
+from epigemm.engines.cpu.walk import walk_of
+from epigemm.expression.nodes import Expression
+from epigemm.plans import Candidate
+from epigemm.problem import Operand, Problem
+
+
+class CpuEngine(AbstractEngine):
+    """Row panels of D, product and epilogue per panel; every problem whose device is "cpu"."""
+
+    name = "cpu"
+
+    def supports(self, problem: Problem, expression: Expression) -> Refusal | None:
+        if problem.device != "cpu":
+            return Refusal(f"cpu computes where NumPy arrays lie, and the operands are on {problem.device}. Leave the engine to be chosen.")
+        return None
+
+    def candidates(self, problem: Problem, expression: Expression, limit: int) -> tuple[Candidate, ...]:
+        walk = walk_of(problem, expression)
+        program = compile_walk(walk)
+        best = tiling(walk).rows
+        workers = threads.count()
+        tried: dict[tuple[int, int], Candidate] = {}
+        for rows, count in ((best, workers), (best // 2, workers), (best * 2, workers), (best, 1), (best // 4, workers)):
+            cut = tiling(walk, rows)
+            key = (cut.rows, count)
+            if rows > 0 and key not in tried:
+                config = (("panel_rows", cut.rows), ("threads", count))
+                tried[key] = Candidate(self.name, config, workspace_bytes(walk, program, cut, count))
+        return tuple(tried.values())[: max(limit, 1)]
+
+    def notes(self, problem: Problem, expression: Expression) -> tuple[str, ...]:
+        return tuple(_how_copied(name, x, problem.acc_dtype) for name, x in copied(walk_of(problem, expression)))
+
+    def prepare(self, problem: Problem, expression: Expression, candidate: Candidate) -> AbstractExecutable:
+        walk = walk_of(problem, expression)
+        return CpuExecutable(walk, compile_walk(walk), tiling(walk, candidate["panel_rows"]), candidate["threads"])
+
+
+def _how_copied(name: str, x: Operand, accumulator: DType) -> str:
+    if x.dtype != accumulator:
+        return f"{name} is widened from {x.dtype} to {accumulator} a block at a time."
+    if x.conjugate:
+        return f"{name} is conjugated a block at a time."
+    if x.order is None:
+        return f"{name} with strides {x.strides[-2:]} has no leading dimension for BLAS and is copied a block at a time."
+    return f"{name} is aligned to {x.alignment_bytes} bytes only and is copied a block at a time."
+
+
+ENGINE = CpuEngine()
