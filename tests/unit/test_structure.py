@@ -27,6 +27,7 @@ LAYERS = (
     "distributed",
     "testing",
     "bench",
+    "demo",
     "cli",
 )
 LAYER_OF = {module: number for number, line in enumerate(LAYERS) for module in line.split()}
