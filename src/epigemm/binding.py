@@ -129,7 +129,7 @@ def with_narrow_outputs(epilog: Epilog, product: Product, result_amax: bool, pre
         if output.name == "gelu_aux" and epilog.member is not None:
             dtype = dtype or (product.c_dtype.name if d_narrow else "")
             outputs[index] = replace(output, dtype=dtype)
-        is_d, narrow = index == 0, dtypes.of(dtype).is_narrow if dtype else index == 0 and d_narrow
+        is_d, narrow = index == 0, dtypes.of(dtype).is_narrow if dtype not in ("", check.AS_D) else index == 0 and d_narrow
         amax = result_amax if is_d else preferences.aux_amax and output.name == "gelu_aux"
         if amax and not narrow:
             raise errors.aux_amax_refused()

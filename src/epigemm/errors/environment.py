@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from epigemm.errors.types import ConfigError, StoreKeyError, StorePermissionError, listed, say
+from epigemm.errors.types import ConfigError, MissingPackageError, StoreKeyError, StorePermissionError, listed, say
 
 
 def wrong_variable(name: str, text: str, form: str) -> ConfigError:
@@ -35,3 +35,8 @@ def not_fingerprintable(path: str, value: object) -> StoreKeyError:
 def key_incomplete(store: str, missing: Iterable[str]) -> StoreKeyError:
     what = f"A key of the store '{store}' lacks {listed(missing)}."
     return StoreKeyError(say(what, "What decides a stored value and is not known must not be left out: do without the store instead."))
+
+
+def missing_package(what: str, package: str, extra: str) -> MissingPackageError:
+    """`what` needs an optional package that one of our extras brings."""
+    return MissingPackageError(say(f"{what} needs {package}, which is not installed.", f'Run `pip install "epigemm[{extra}]"`.'))

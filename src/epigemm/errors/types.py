@@ -105,6 +105,10 @@ class EngineUnavailable(EpigemmError, RuntimeError):
     """An engine whose library or device is missing; the message says what to install."""
 
 
+class MissingPackageError(EpigemmError, ImportError):
+    """An optional package that what was asked for needs; the message says how to install it."""
+
+
 class LibraryError(EpigemmError, RuntimeError):
     """A status that a CUDA library returned."""
 
