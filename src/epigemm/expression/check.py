@@ -18,7 +18,7 @@ AS_D = "d"
 
 _AXES_OF = {SCALAR: frozenset(), COLUMN: frozenset("m"), ROW: frozenset("n"), MATRIX: frozenset("mn"), BITS: frozenset("mn")}
 _EXTENT_OF = {axes: extent for extent, axes in _AXES_OF.items() if extent != BITS}
-_SUMMED = {SCALAR: "mn", COLUMN: "n", ROW: "m"}
+SUMMED = {SCALAR: "mn", COLUMN: "n", ROW: "m"}
 _REAL = {"complex64": "float32", "complex128": "float64"}
 
 
@@ -203,7 +203,7 @@ def _leaf_extent(node: Node) -> str | None:
 
 def _summed(x: Node, name: Node) -> Node:
     place = str(name.param("extent"))
-    return x if place in (MATRIX, BITS) else Node("sum", x, axis=_SUMMED[place])
+    return x if place in (MATRIX, BITS) else Node("sum", x, axis=SUMMED[place])
 
 
 def result_dtype(expression: Expression) -> str | None:
