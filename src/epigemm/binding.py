@@ -101,13 +101,14 @@ def _predefined(member: MatmulEpilog, accumulators: int, preferences: MatmulEpil
     if accumulators != 1:
         raise errors.several_accumulators(member.name, accumulators)
     aux_type = preferences.aux_type
-    if (aux_type is not None or preferences.aux_amax) and "gelu_aux" not in NAMED[member].outputs:
+    if (aux_type is not None or preferences.aux_amax) and "gelu_aux" not in NAMED[member].aux_names:
         raise errors.aux_type_refused(member.name)
     aux = dtypes.from_cuda(CudaDataType(aux_type)) if aux_type is not None else None
     if aux_type is not None and aux is None:
         raise errors.aux_type_refused(f"{CudaDataType(aux_type).name} in {member.name}")
     expression = named(member, aux_dtype=aux.name if aux is not None else "")
-    return Epilog(expression, PEER, member, NAMED[member].order)
+    order = NAMED[member].order
+    return Epilog(expression, PEER, member, None if order == "any" else order)
 
 
 # ---------------------------------------------------------------- narrow results
@@ -133,13 +134,14 @@ def with_narrow_outputs(epilog: Epilog, product: Product, result_amax: bool, pre
         amax = result_amax if is_d else preferences.aux_amax and output.name == "gelu_aux"
         if amax and not narrow:
             raise errors.aux_amax_refused()
-        if narrow and (is_d or epilog.member is not None):
+        stored_by_cast = output.node.op == "cast"  # the epilogue itself says how: no scale
+        if narrow and not stored_by_cast and (is_d or epilog.member is not None):
             scale = D_SCALE if is_d else AUX_SCALE
             names.append(scale)
             outputs[index] = replace(outputs[index], node=Node("mul", output.node, input_(scale)))
-            if amax:
-                largest = Node("amax", Node("abs", output.node), axis="mn")
-                outputs.append(Output(RESULT_AMAX if is_d else AUX_AMAX, largest, "float32"))
+        if amax:
+            largest = Node("amax", Node("abs", output.node), axis="mn")
+            outputs.append(Output(RESULT_AMAX if is_d else AUX_AMAX, largest, "float32"))
     return replace(epilog, expression=replace(epilog.expression, outputs=tuple(outputs), input_names=tuple(names)))
 
 
@@ -172,8 +174,8 @@ def _placed(epilog: Epilog, product: Product, order: str, name: str, tensor: Ten
         tensor = tensor.view((), ())
     shape = check.place_input(name, tensor.shape, m=problem.m, n=problem.n, convention=convention)
     if shape != tensor.shape:
-        lead = {0: (0, 0), 1: (0, *tensor.strides) if shape[-2] == 1 and shape[-1] == tensor.shape[-1] else (*tensor.strides, 0)}
-        tensor = tensor.view(shape, lead[len(tensor.shape)])
+        strides = (0, 0) if not tensor.shape else (0, *tensor.strides) if convention == NUMPY else (*tensor.strides, 0)
+        tensor = tensor.view(shape, strides)
     if layouts.broadcast_batches(problem.batch, tensor.shape[:-2]) != problem.batch:
         raise errors.bias_batch(tensor.shape[:-2], problem.batch, name)
     return tensor

@@ -27,7 +27,8 @@ def dense_strides(shape: tuple[int, ...], order: str, batch_axes: tuple[int, ...
         (3072, 1, 64)
     """
     *batch, rows, columns = shape
-    matrix = (max(columns, 1), 1) if order == ROW else (1, max(rows, 1))
+    # A column step of 2 tells a 1 x 1 matrix in column order from one in row order (`order_of`); nothing is there to be stepped to.
+    matrix = (max(columns, 1), 1) if order == ROW else (1, max(rows, 1 if columns > 1 else 2))
     strides = [0] * len(batch)
     step = max(rows, 1) * max(columns, 1)
     for axis in reversed(batch_axes if batch_axes is not None else range(len(batch))):
@@ -40,14 +41,19 @@ def order_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> str | None:
     """ "row" or "col" if a kernel with a leading dimension can read the matrix in place, else None.
 
     Row order means unit stride along columns and a row stride of at least the row's length. Vectors (one row or one column)
-    take the order in which they are contiguous, "row" first.
+    take the order whose strides they have in full, as `dense_strides` gives them, else the one in which they are contiguous,
+    "row" first.
 
     Example:
-        >>> order_of((64, 48), (48, 1)), order_of((64, 48), (1, 64)), order_of((64, 48), (0, 1))
-        ('row', 'col', None)
+        >>> order_of((64, 48), (48, 1)), order_of((64, 48), (1, 64)), order_of((64, 48), (0, 1)), order_of((1, 48), (1, 1))
+        ('row', 'col', None, 'col')
     """
     rows, columns = shape[-2:]
     row_stride, column_stride = strides[-2:]
+    if column_stride == 1 and row_stride >= columns:
+        return ROW
+    if row_stride == 1 and column_stride >= rows:
+        return COL
     if (column_stride == 1 or columns <= 1) and (row_stride >= columns or rows <= 1):
         return ROW
     if (row_stride == 1 or rows <= 1) and (column_stride >= rows or columns <= 1):

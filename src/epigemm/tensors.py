@@ -151,13 +151,18 @@ def _wrap_numpy(array: np.ndarray[Any, Any], name: str) -> Tensor:
 
 
 def _empty_numpy(shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, device: str) -> np.ndarray[Any, Any]:
-    size = layouts.extent_bytes(shape, strides, 1)[1]
-    return _strided_numpy(np.empty(size, dtype.numpy), shape, strides)
+    flat = np.empty(layouts.extent_bytes(shape, strides, 1)[1], dtype.numpy)
+    return np.ndarray(shape, dtype.numpy, flat, 0, tuple(s * dtype.bytes for s in strides))
 
 
 def _strided_numpy(array: np.ndarray[Any, Any], shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    if array.ndim == 1 and len(shape) == 2 and array.size in shape:
+        return array[:, None] if shape[1] == 1 else array[None, :]  # as_strided takes eight times as long
     size = array.dtype.itemsize
-    return np.lib.stride_tricks.as_strided(array, shape, tuple(s * size for s in strides))
+    # as_strided knows neither float8_e5m2 nor float8_e4m3fn: they pass as bytes.
+    carrier = array.view(np.uint8) if size == 1 else array
+    view = np.lib.stride_tricks.as_strided(carrier, shape, tuple(s * size for s in strides))
+    return view.view(array.dtype) if size == 1 else view
 
 
 # ---------------------------------------------------------------- PyTorch
