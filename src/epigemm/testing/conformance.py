@@ -62,7 +62,13 @@ class Verdict:
 
 
 def run_case(
-    case: Case, engine: str, *, mode: str = "stateless", seed: int = 0, moved: Callable[[Any], Any] | None = None, corrupt: Corruption | None = None
+    case: Case,
+    engine: str,
+    *,
+    mode: str = "stateless",
+    seed: int = 0,
+    moved: Callable[[Any], Any] | None = None,
+    corrupt: Corruption | None = None,
 ) -> Verdict:
     """Runs a case and asserts that its result is right.
 

@@ -78,9 +78,7 @@ def _report(got: Array, value: Array, low: Array, high: Array, bad: Array, dtype
     )
 
 
-def assert_mask(
-    actual: Array, expected: Bounded, order: str, what: str, *, allow_undecided: float = UNDECIDED_SHARE
-) -> None:
+def assert_mask(actual: Array, expected: Bounded, order: str, what: str, *, allow_undecided: float = UNDECIDED_SHARE) -> None:
     """Asserts that packed bits are those of a boolean (*batch, m, n); a bit may differ only where the reference leaves it undecided.
 
     Padding bits must be 0.
@@ -113,7 +111,9 @@ def assert_equal(actual: Array, expected: Array, what: str) -> None:
     bad = bytes_of(actual) != bytes_of(expected)
     if bad.any():
         where = tuple(int(i) for i in np.argwhere(bad)[0][:-1])
-        raise AssertionError(f"{what}: {int(bad.any(-1).sum())} elements differ; the first is at {where}: {actual[where]} is not {expected[where]}")
+        raise AssertionError(
+            f"{what}: {int(bad.any(-1).sum())} elements differ; the first is at {where}: {actual[where]} is not {expected[where]}"
+        )
 
 
 def bytes_of(array: Array) -> Array:
@@ -151,12 +151,12 @@ class Guarded:
         if bad.any():
             first = int(np.argmax(bad))
             start = int(np.argmax(self.inside)) if self.inside.any() else GUARD_BYTES
-            raise AssertionError(f"{what}: {int(bad.sum())} bytes outside the tensor were written, the first {first - start} bytes from its start")
+            raise AssertionError(
+                f"{what}: {int(bad.sum())} bytes outside the tensor were written, the first {first - start} bytes from its start"
+            )
 
 
-def guarded(
-    shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any], *, offset: int = 0, poison: int = NAN_BYTE
-) -> Guarded:
+def guarded(shape: tuple[int, ...], strides: tuple[int, ...], dtype: np.dtype[Any], *, offset: int = 0, poison: int = NAN_BYTE) -> Guarded:
     """A tensor of these strides (in elements) in poisoned memory; its own elements are poison too until they are filled.
 
     Args:
@@ -174,5 +174,3 @@ def guarded(
     marks = np.lib.stride_tricks.as_strided(inside[start + below * size :], (*shape, size), (*(s * size for s in strides), 1))
     marks[...] = True
     return Guarded(array, raw, inside, poison)
-
-

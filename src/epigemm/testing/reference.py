@@ -65,7 +65,7 @@ class Product:
     order: str = "row"
     d_dtype: str = "float32"
     aux_dtype: str = ""
-    arithmetic: Arithmetic = Arithmetic()
+    arithmetic: Arithmetic = field(default_factory=Arithmetic)
 
     @property
     def m(self) -> int:
