@@ -12,7 +12,7 @@ from epigemm import arguments as args
 from epigemm import binding, config, errors, execution, specification
 from epigemm.arguments import Arguments, Form, Replacement, replaced
 from epigemm.execution import Prepared
-from epigemm.options import MatmulOptions, MatmulPlanPreferences, MatmulQuantizationScales, as_options, frozen_key
+from epigemm.options import MatmulOptions, MatmulPlanPreferences, MatmulQuantizationScales, as_options, frozen_key, options_key
 from epigemm.plans import Algorithm, Candidate, PlanCache
 from epigemm.tuning.measure import interleaved_us
 from epigemm.tuning.select import AUTO
@@ -93,8 +93,8 @@ def matmul(
     key = (
         arguments.signature,
         binding.key(epilog),
-        frozen_key(options),
-        frozen_key(preferences),
+        options_key(MatmulOptions, options, _OPTIONS),
+        options_key(MatmulPlanPreferences, preferences, _PREFERENCES),
         None if qualifiers is None else _qualifiers_key(qualifiers),
         frozen_key(arguments.scales),
         engine if chosen is None else chosen.engine,

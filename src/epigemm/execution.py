@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from epigemm import binding, compute_types, engines, errors, specification, tensors
+from epigemm import binding, compute_types, dtypes, engines, errors, specification, tensors
 from epigemm.arguments import Arguments, scalar_tensor
 from epigemm.binding import D_SCALE, Epilog
 from epigemm.engines import outputs
 from epigemm.engines.base import AbstractExecutable, Call
+from epigemm.expression.check import result_dtype
 from epigemm.expression.nodes import MATRIX, Output
 from epigemm.options import MatmulOptions, MatmulPlanPreferences, conjugate_flags
 from epigemm.plans import Candidate, Plan
+from epigemm.problem import Operand
 from epigemm.specification import Product
 from epigemm.tensors import Tensor
 from epigemm.tuning.select import select
@@ -27,12 +29,16 @@ class Prepared:
         epilog: what `epilog=` meant, narrow outputs included.
         plan: problem, checked expression, candidates.
         inplace: whether D is C.
+        extras: the outputs besides D, and the operand of each.
+        views: input name -> the shape and strides under which the expression reads it, None where it is read as given.
     """
 
     product: Product
     epilog: Epilog
     plan: Plan
     inplace: bool
+    views: dict[str, tuple[tuple[int, ...], tuple[int, ...]] | None]
+    extras: tuple[tuple[Output, Operand], ...] = ()
     executables: dict[Candidate, AbstractExecutable] = field(default_factory=dict)
 
     def executable(self, candidate: Candidate) -> AbstractExecutable:
@@ -56,7 +62,7 @@ class Prepared:
         if target is not None:
             _check_overlap(target, arguments, "C" if self.inplace else "out")
         d = target or tensors.empty(arguments.a, problem.d)
-        extras = [(o, tensors.empty(arguments.a, outputs.operand(problem, o))) for o in self.plan.expression.extras]
+        extras = [(o, tensors.empty(arguments.a, operand)) for o, operand in self.extras]
         self.executable(candidate).run(self._call(arguments, d, extras))
         result = self._squeezed(d) if target is None else d.array
         if not extras:
@@ -64,7 +70,8 @@ class Prepared:
         return result, {o.name: binding.presented(self.epilog, o, problem, tensor) for o, tensor in extras}
 
     def _call(self, arguments: Arguments, d: Tensor, extras: list[tuple[Output, Tensor]]) -> Call:
-        inputs = binding.place(self.epilog, self.product, self.plan.problem.order, _with_scales(arguments, self.epilog))
+        given = _with_scales(arguments, self.epilog)
+        inputs = {name: given[name] if view is None else given[name].view(*view) for name, view in self.views.items()}
         alpha, beta = scalars(self.product, arguments)
         return Call(
             a=_data(arguments.a),
@@ -113,10 +120,10 @@ def prepare(
         qualifiers: as given.
         engine: "auto" or a name.
     """
-    made = product(arguments, options, qualifiers)
-    matrices = specification.matrices(arguments)
     epilog_preferences = preferences.epilog or binding.MatmulEpilogPreferences()
     meant = binding.resolve(epilog, len(arguments.b), epilog_preferences)
+    made = product(arguments, options, qualifiers, result_dtype(meant.expression))
+    matrices = specification.matrices(arguments)
     meant = binding.with_narrow_outputs(meant, made, options.result_amax, epilog_preferences)
     problem = made.problem
     if made.d_order is None and meant.order is not None:
@@ -126,25 +133,35 @@ def prepare(
     problem = replace(problem, inputs=inputs)
     expression = binding.checked(meant.expression, problem)
     plan = select(problem, expression, engine, int(preferences.limit or 0))
-    return Prepared(made, meant, plan, options.inplace)
+    given = _with_scales(matrices, meant)
+    views = {name: None if tensor is given[name] else (tensor.shape, tensor.strides) for name, tensor in placed.items()}
+    extras = tuple((o, outputs.operand(problem, o)) for o in expression.extras)
+    return Prepared(made, meant, plan, options.inplace, views, extras)
 
 
-def product(arguments: Arguments, options: MatmulOptions, qualifiers: Any = None) -> Product:
-    """The product that arguments and options describe, its scalars checked too."""
+def product(arguments: Arguments, options: MatmulOptions, qualifiers: Any = None, cast: str | None = None) -> Product:
+    """The product that arguments and options describe, its scalars checked too.
+
+    Args:
+        arguments, options, qualifiers: as in `prepare`.
+        cast: the dtype that the epilogue casts D to, taken where nothing else fixes D's dtype.
+    """
+    if cast and options.result_type is None and arguments.c is None and arguments.out is None:
+        options = replace(options, result_type=dtypes.of(cast).cuda_type)
     if options.device_id is not None and arguments.a.device == tensors.CPU:
         why = "no engine of this version computes CPU operands on a GPU"
         raise errors.engine_unavailable(f"for device_id={options.device_id}", why, "Leave device_id away.")
     lazy = (arguments.a.conjugate, arguments.b[0].conjugate)
     conjugate = conjugate_flags(qualifiers, lazy=lazy, is_complex=arguments.a.dtype.is_complex)
     found = specification.specify(specification.matrices(arguments), options, conjugate, arguments)
-    specification.narrow_scales(found, arguments.scales)
+    specification.narrow_scales(found, arguments.scales, d_scaled=cast is None)
     scalars(found, arguments)
     return found
 
 
 def scalars(product: Product, arguments: Arguments) -> tuple[Any, Any]:
     """alpha and beta as host numbers of the scale type, the scales of narrow operands folded in."""
-    alpha = compute_types.scalar(1 if arguments.alpha is None else arguments.alpha, product.scale_type, "alpha").item()
+    alpha = 1.0 if arguments.alpha is None else compute_types.scalar(arguments.alpha, product.scale_type, "alpha").item()
     has_beta = arguments.beta is not None and arguments.c is not None
     beta = compute_types.scalar(arguments.beta, product.scale_type, "beta").item() if has_beta else 0.0
     problem, scales = product.problem, arguments.scales

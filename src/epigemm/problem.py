@@ -190,5 +190,5 @@ class Problem:
         parts += [f"b={self.b[0]}" if len(self.b) == 1 else "b=(" + ", ".join(map(str, self.b)) + ")"]
         parts += [f"c={self.c}"] if self.c is not None else []
         parts += [f"d={self.d}"]
-        parts += [f"{name}={operand}" for name, operand in self.inputs]
+        parts += [f"{name}={operand.dtype} {operand.shape}" for name, operand in self.inputs]
         return f"Problem({', '.join(parts)}, device={self.device})"

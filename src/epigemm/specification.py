@@ -41,6 +41,8 @@ def matrices(arguments: Arguments) -> Arguments:
         errors.RankError: an operand has no dimension.
         errors.ShapeError: C has fewer than two.
     """
+    if len(arguments.a.shape) > 1 and (arguments.c is None or len(arguments.c.shape) > 1) and all(len(b.shape) > 1 for b in arguments.b):
+        return arguments
     for name, tensor in arguments.operands().items():
         if not tensor.shape:
             raise errors.scalar_operand(name)
@@ -180,8 +182,13 @@ def with_order(product: Product, arguments: Arguments, order: str) -> Problem:
     return replace(product.problem, d=replace(d, strides=strides))
 
 
-def narrow_scales(product: Product, scales: Any) -> None:
+def narrow_scales(product: Product, scales: Any, d_scaled: bool = True) -> None:
     """Checks that exactly the 8-bit operands have scales.
+
+    Args:
+        product: gives the dtypes.
+        scales: MatmulQuantizationScales.
+        d_scaled: whether an 8-bit D has a scale; not where the epilogue casts to it.
 
     Raises:
         errors.OptionError: one is missing, or one is given that has no meaning.
@@ -191,7 +198,7 @@ def narrow_scales(product: Product, scales: Any) -> None:
     if narrow and scales.a is None and scales.b is None:
         raise errors.scales_required()
     c = problem.c
-    needed = {"A": narrow, "B": narrow, "C": c is not None and c.dtype.is_narrow, "D": problem.d.dtype.is_narrow}
+    needed = {"A": narrow, "B": narrow, "C": c is not None and c.dtype.is_narrow, "D": d_scaled and problem.d.dtype.is_narrow}
     for name, need in needed.items():
         given = getattr(scales, name.lower()) is not None
         if need and not given:
