@@ -27,7 +27,7 @@ _F16 = np.dtype(np.float16)
 _F32 = np.dtype(np.float32)
 _F64 = np.dtype(np.float64)
 
-_CODES = {_F16: np.dtype(np.uint16), _E4M3: np.dtype(np.uint8), _E5M2: np.dtype(np.uint8)}
+_CODES: dict[np.dtype[Any], np.dtype[Any]] = {_F16: np.dtype(np.uint16), _E4M3: np.dtype(np.uint8), _E5M2: np.dtype(np.uint8)}
 
 
 @cache

@@ -201,9 +201,9 @@ def _batch_view(x: Array, rank: int) -> Array:
 
 
 def _trimmed(x: Array, load: Load, walk: Walk) -> Array:
-    """A matrix input without the padding of its lines."""
+    """An input as a matrix: a number with two axes, lines without their padding."""
     if load.extent != MATRIX:
-        return x
+        return x if x.ndim >= 2 else x.reshape(1, 1)
     problem = walk.problem
     return x if x.shape[-2:] == (problem.m, problem.n) else x[..., : problem.m, : problem.n]
 

@@ -8,8 +8,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-
-import numpy as np
+from importlib import import_module
 
 # How the libraries that NumPy is built with say how many threads they use.
 _QUERIES = (
@@ -26,14 +25,14 @@ _QUERIES = (
 def _query() -> Callable[[], int] | None:
     try:
         # dlsym also looks through what NumPy's extension was linked with.
-        library = ctypes.CDLL(np._core._multiarray_umath.__file__)  # type: ignore[attr-defined]
+        library = ctypes.CDLL(import_module("numpy._core._multiarray_umath").__file__)
     except (AttributeError, OSError):
         return None
     for name in _QUERIES:
         function = getattr(library, name, None)
         if function is not None:
             function.argtypes, function.restype = (), ctypes.c_int
-            return function  # type: ignore[no-any-return]
+            return function
     return None
 
 

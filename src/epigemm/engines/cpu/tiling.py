@@ -7,9 +7,9 @@ is finished in strips.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 
@@ -52,11 +52,18 @@ class Tiling:
 @cache
 def cache_bytes() -> tuple[int, int]:
     """Sizes of the second- and last-level caches; 1 MiB and 16 MiB where the system does not say."""
-    sizes = []
-    for name, otherwise in (("SC_LEVEL2_CACHE_SIZE", _MIB), ("SC_LEVEL3_CACHE_SIZE", 16 * _MIB)):
-        known = name in getattr(os, "sysconf_names", {})
-        sizes.append((os.sysconf(name) if known else 0) or otherwise)
-    return sizes[0], sizes[1]
+    return _cache_bytes(2) or _MIB, _cache_bytes(3) or 16 * _MIB
+
+
+def _cache_bytes(level: int) -> int:
+    # Linux; sysconf's SC_LEVEL3_CACHE_SIZE is 0 on AMD processors.
+    file = Path(f"/sys/devices/system/cpu/cpu0/cache/index{level}/size")
+    try:
+        text = file.read_text().strip()
+    except OSError:
+        return 0
+    number, unit = text.rstrip("KMG"), text.lstrip("0123456789")
+    return int(number or 0) * {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(unit, 0)
 
 
 def copies(operand: Operand, dtype: np.dtype[np.generic]) -> bool:
@@ -94,7 +101,7 @@ def tiling(walk: Walk, rows: int | None = None) -> Tiling:
         columns = min(columns, fitting if keep_right else 4 * _LEAST_COLUMNS)
     columns = columns if columns >= n else max(64, columns // 64 * 64)
 
-    panel_bytes = min(max(last_level // 2, 4 * _MIB), 2 * ACC_BYTES if acc_in_d(walk) else ACC_BYTES)
+    panel_bytes = min(max(last_level, 8 * _MIB), 2 * ACC_BYTES if acc_in_d(walk) else ACC_BYTES)
     if rows is None:
         rows = panel_bytes // (columns * size * len(walk.problem.b))
     rows = m if rows >= m else min(m, max(_LEAST_ROWS, rows // 8 * 8))
