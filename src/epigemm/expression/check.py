@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from epigemm import dtypes, errors, layouts
-from epigemm.errors import DTypeError, ExpressionError, ShapeError
+from epigemm.errors import DTypeError, ExpressionError
 from epigemm.errors.types import listed, say
 from epigemm.expression.format import text
 from epigemm.expression.nodes import BITS, COLUMN, MATRIX, ROW, SCALAR, Expression, Node, Output, walk
@@ -77,7 +77,7 @@ def _check_domain(node: Node, problem: Problem) -> None:
         what = f"`{text(node)}` casts between real and complex; the accumulator is {problem.acc_dtype.name}."
         raise ExpressionError(say(what, "Cast to a type of the accumulator's kind."))
     if node.op == "constant" and isinstance(node.param("value"), complex) and not is_complex:
-        raise ExpressionError(say(f"The complex constant {node.param('value')} stands in a {problem.acc_dtype.name} epilogue.", "Use its real part."))
+        raise ExpressionError(say(f"A {problem.acc_dtype.name} epilogue cannot hold {node.param('value')}.", "Use its real part."))
     if node.op == "operand_sum":
         index = int(str(node.param("operand"))[1:] or 0)
         if index >= len(problem.b):
@@ -108,7 +108,7 @@ def _checked_input(name: str, operand: Operand, way: str, problem: Problem) -> N
     extent = input_extent(name, operand.shape, problem.m, problem.n, way == BITS, problem.order)
     row = operand.dtype
     if way == BITS and row.name != "uint8":
-        raise DTypeError(say(f"The mask `{name}` must be packed bits of dtype 'uint8'; its dtype is '{row.name}'.", "Pass what bitmask returned."))
+        raise DTypeError(say(f"The packed bits `{name}` must be 'uint8'; the dtype is '{row.name}'.", "Pass what bitmask returned."))
     if way == "seed" and (row.kind != "integer" or extent != SCALAR):
         what = f"The seed `{name}` must be one integer (int32 or int64); it is a {extent} of dtype {row.name}."
         raise DTypeError(say(what, "Pass an integer tensor of shape (1, 1), or () ."))
@@ -216,7 +216,7 @@ def _checked_output(output: Output, is_d: bool, problem: Problem) -> Output:
     what = kind(output.node)
     accumulator = _REAL.get(problem.acc_dtype.name, problem.acc_dtype.name)
     if what == BOOL or (is_d and what != VALUE):
-        remedy = "Return eg.where(condition, 1.0, 0.0), or store packed bits by eg.bitmask." if what == BOOL else "It can be a further output."
+        remedy = "Store eg.where(condition, 1.0, 0.0), or eg.bitmask." if what == BOOL else "It can be a further output."
         raise ExpressionError(say(f"The output `{output.name}` = `{text(output.node)}` is a {what}.", remedy))
     cast = str(output.node.param("dtype")) if output.node.op == "cast" else ""
     if is_d:

@@ -87,8 +87,8 @@ class Gradient:
 
     Args:
         forward: the epilogue with the extra outputs that the backward needs.
-        backward: over acc(0), which is the cotangent of D: with K = 0 and beta * C it is a pointwise pass, with the previous layer's product
-            it is that product's epilogue. Its first output "d" is the gradient of accumulator 0, then "d_acc1", ... of the others, then
+        backward: over acc(0), which is the cotangent of D: with K = 0 and beta * C it is a pointwise pass, with a product it is
+            that product's epilogue. Its first output "d" is the gradient of accumulator 0, then "d_acc1", ... of the others, then
             "d_<input>" of each input. A gradient whose formula varies less than its input has that smaller extent, to be broadcast.
         saved: what the backward reads besides cotangents: extras, stored outputs, the forward's inputs.
         cotangents: (the backward's input, the forward's output) of the outputs besides D through which a gradient flows.
@@ -207,7 +207,9 @@ class _SizeOf:
         return "bfloat16" if dtypes.of(self.dtype).is_narrow else ""
 
     def bytes(self, place: str) -> int:
-        """Of a value with this extent, in the dtype that values are saved in."""
+        """Of a value with this extent, in the dtype that values are saved in; of packed bits."""
+        if place == BITS:
+            return max(self.batch * self.m * self.n // 8, 1)
         count = {SCALAR: 1, COLUMN: self.m, ROW: self.n}.get(place, self.m * self.n)
         return self.batch * count * dtypes.of(self.saved_dtype or self.dtype).bytes
 
@@ -218,16 +220,14 @@ def _size_of(expression: Expression, where: Problem | Extents | None, m: int, n:
             what = f"`{text(expression.d.node)}` is computed in {where.acc_dtype.name}, for which no gradient is derived."
             raise GradientError(say(what, "Take it apart into real and imaginary products."))
         usage = input_usage(expression)
-        places = {
-            name: input_extent(name, x.shape, where.m, where.n, usage.get(name) == BITS, where.order) for name, x in where.inputs
-        }
+        places = {name: input_extent(name, x.shape, where.m, where.n, usage.get(name) == BITS, where.order) for name, x in where.inputs}
         read = {name: x.bytes for name, x in where.inputs}
         return _SizeOf(where.m, where.n, prod(where.batch), where.d.dtype.name, places, read)
     given = dict(where or {})
     for name, place in given.items():
         if name not in expression.input_names or place not in (SCALAR, COLUMN, ROW, MATRIX, BITS):
-            what = f"{name}={place!r}: the inputs are {listed(expression.input_names) or 'none'}; an extent is scalar, column, row, matrix or bits."
-            raise GradientError(say(what, "As in grad(bias='row', residual='matrix')."))
+            what = f"{name}={place!r} is not the extent of an input; the inputs are {listed(expression.input_names) or 'none'}."
+            raise GradientError(say(what, "An extent is scalar, column, row, matrix or bits: grad(bias='row', residual='matrix')."))
     return _SizeOf(m, n, 1, dtypes.of(dtype).name, given, {})
 
 
@@ -363,8 +363,8 @@ def _cost(node: Node, is_needed: bool, is_stored: bool, size: _SizeOf) -> int | 
     if node.op == "input":
         return _UNITS_PER_BYTE * size.input_bytes.get(str(node.param("name")), size.bytes(size.extents.get(str(node.param("name")), ROW)))
     if kind(node) == BOOL:
-        # A mask is stored whole, whatever its extent: an eighth of a byte an element.
-        bits = max(_UNITS_PER_BYTE * size.batch * size.m * size.n // 8, 1)
+        # A mask is stored whole, whatever its extent.
+        bits = _UNITS_PER_BYTE * size.bytes(BITS)
         return bits + (0 if is_stored else bits) + (0 if is_needed else 1)
     place = extent(transform(node, lambda x: _with_extent(x, size)))
     written = _UNITS_PER_BYTE * size.bytes(place)

@@ -29,6 +29,7 @@ class Node:
     op: str
     args: tuple[Node, ...]
     params: tuple[tuple[str, Hashable], ...]
+    _hash: int
 
     def __new__(cls, op: str, *args: Node, **params: Hashable) -> Node:
         items = tuple(sorted(params.items()))

@@ -54,7 +54,7 @@ def uniform(seed: int, rows: Array, columns: Array, batch: Array = 0) -> Array:
     columns = np.asarray(columns)
     seed = int(seed) & 0xFFFFFFFFFFFFFFFF
     words = philox((columns // WORDS, rows, batch, np.uint32(0)), (seed & 0xFFFFFFFF, seed >> 32))
-    which, *words = np.broadcast_arrays(columns % WORDS, *words)
+    which = columns % WORDS
     chosen = words[0]
     for index in range(1, WORDS):
         chosen = np.where(which == index, words[index], chosen)

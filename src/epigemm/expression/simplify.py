@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from epigemm.expression.nodes import Expression, Node, constant, transform
-from epigemm.expression.ops import OPS
-from epigemm.expression.rules import BOOL, VALUE, kind
+from epigemm.expression.rules import VALUE, kind
 
 Rewrite = Callable[[Node], Node | None]
 
@@ -82,7 +81,7 @@ def selection(node: Node) -> Node | None:
 
 
 def relu_idiom(node: Node) -> Node | None:
-    """maximum(x, 0) and where(x < 0, 0, x) and the like are relu(x): NaN stays NaN in each. where(x > 0, x, 0) turns NaN into 0: not one."""
+    """maximum(x, 0), where(x < 0, 0, x) and the like are relu(x), NaN included; where(x > 0, x, 0) turns NaN into 0 and is not."""
     if node.op == "maximum":
         x, y = node.args
         return Node("relu", x) if _is_zero(y) else Node("relu", y) if _is_zero(x) else None

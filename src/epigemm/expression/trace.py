@@ -66,7 +66,7 @@ def _not_a_value(what: str, value: object) -> str:
         return say(f"{what} is None.", "Did the function end without `return`?")
     if isinstance(value, (tuple, list, dict)):
         return say(f"{what} is a {type(value).__name__}.", "Return several outputs by eg.outputs(d, name=value).")
-    return say(f"{what} is {value!r}, not a value of the epilogue.", "Compute it from the accumulator or an input: it does not depend on either.")
+    return say(f"{what} is {value!r}, not a value of the epilogue.", "Compute it from the accumulator or an input.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,11 +127,13 @@ class Value:
     # ------------------------------------------------ what needs the number itself
 
     def __bool__(self) -> bool:
-        what = f"the truth of `{text(self.node)}` is different at every element, so `if`, `and`, `or`, `not`, min() and max() cannot use it."
+        what = f"the truth of `{text(self.node)}` differs from element to element: `if`, `and`, `or`, `not`, min() and max() cannot use it."
         self._refuse(what, "Use eg.where(condition, x, y); eg.minimum and eg.maximum; & | ~ for and, or, not.")
 
     def __iter__(self) -> Iterator[Any]:
-        self._refuse(f"`{text(self.node)}` cannot be iterated or unpacked.", "It stands for each element; return several values by eg.outputs.")
+        self._refuse(
+            f"`{text(self.node)}` cannot be iterated or unpacked.", "It is each element; several values are returned by eg.outputs."
+        )
 
     def __getitem__(self, index: Any) -> Value:
         self._refuse(f"`{text(self.node)}` cannot be indexed.", "It stands for each element; pass slices as inputs of their own.")

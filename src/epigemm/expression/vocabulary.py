@@ -12,7 +12,7 @@ from epigemm.expression.values import Value, apply
 V = Value | float
 
 
-def abs(x: V) -> Value:  # noqa: A001
+def abs(x: V) -> Value:
     """|x|."""
     return apply("abs", x)
 
@@ -169,7 +169,7 @@ def _axis(axis: str | None, function: str) -> str:
     return _AXES[axis]
 
 
-def sum(x: V, axis: str | None = None) -> Value:  # noqa: A001
+def sum(x: V, axis: str | None = None) -> Value:
     """The sum of x along `axis`: "n" gives (m, 1), "m" gives (1, n), None (1, 1). float32, and only as an output."""
     return apply("sum", x, axis=_axis(axis, "sum"))
 

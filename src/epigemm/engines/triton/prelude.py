@@ -31,7 +31,7 @@ def epi_power(x, exponent: tl.constexpr):
         return tl.where(x < 0, -size, size)
     if exponent % 2 == 0:
         return size
-    return tl.where(x < 0, float("nan"), size)
+    return tl.where((x < 0) & (x > float("-inf")), float("nan"), size)
 
 
 @triton.jit
