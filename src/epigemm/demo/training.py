@@ -1,0 +1,232 @@
+"""Training the network both ways from the same start on the same minibatches, and what is measured of it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from epigemm import engines, errors
+from epigemm.api import Matmul, matmul
+from epigemm.demo.digits import Array, Digits
+from epigemm.demo.network import FUSED, SIZES, WAYS, Parameters, initial, predict
+from epigemm.enums import MatmulEpilog
+
+BATCH = 64
+RATE, MOMENTUM = 0.05, 0.9
+
+# A layer as wide as real models have them, where what fusing saves outweighs what a call costs.
+WIDE_M, WIDE_N, WIDE_K = 4096, 2048, 256
+WIDE_ROUNDS = 9
+
+
+@dataclass(slots=True)
+class Training:
+    """One network while it is trained by stochastic gradient descent with momentum.
+
+    Args:
+        way: a row of `network.WAYS`.
+        parameters: trained in place.
+        velocity: the momentum.
+        losses: the mean loss of each epoch so far.
+        step_us: the time of each step so far, in microseconds.
+    """
+
+    way: str
+    parameters: Parameters
+    velocity: list[Array]
+    losses: list[float] = field(default_factory=list)
+    step_us: list[float] = field(default_factory=list)
+
+    @staticmethod
+    def start(way: str, seed: int) -> Training:
+        """The untrained network."""
+        parameters = initial(seed)
+        return Training(way, parameters, [np.zeros_like(x) for x in parameters.all()])
+
+    def epoch(self, digits: Digits, order: Array) -> None:
+        """One pass over the images in this order; what does not fill a minibatch waits for the next epoch's order."""
+        losses = []
+        for first in range(0, len(order) - BATCH + 1, BATCH):
+            chosen = order[first : first + BATCH]
+            images, labels = digits.images[chosen], digits.labels[chosen]
+            start = time.perf_counter_ns()
+            losses.append(self.step(images, labels))
+            self.step_us.append((time.perf_counter_ns() - start) / 1e3)
+        self.losses.append(float(np.mean(losses)))
+
+    def step(self, images: Array, labels: Array) -> float:
+        """The loss on a minibatch, before it is learnt from."""
+        loss, gradients = WAYS[self.way](self.parameters, images, labels)
+        for parameter, gradient, velocity in zip(self.parameters.all(), gradients.all(), self.velocity, strict=True):
+            velocity *= np.float32(MOMENTUM)
+            velocity += gradient
+            parameter -= np.float32(RATE) * velocity
+        return loss
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one network.
+
+    Args:
+        accuracy: the share of held-out digits that it tells right.
+        losses: the mean training loss of each epoch.
+        training_s: the sum of its steps' times.
+        step_us: the median time of a step.
+        step_peak_bytes: the most that a step over all training images at once has allocated at a time.
+        predictions: the digit that it takes each held-out image for.
+    """
+
+    accuracy: float
+    losses: tuple[float, ...]
+    training_s: float
+    step_us: float
+    step_peak_bytes: int
+    predictions: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Wide:
+    """relu(x W^T + b) at m=4096 n=2048 k=256, fused and step by step.
+
+    Args:
+        fused_ms, plain_ms: medians.
+        ratio: the median over rounds of fused time by plain time.
+        fused_bytes, plain_bytes: peak memory allocated.
+    """
+
+    fused_ms: float
+    plain_ms: float
+    ratio: float
+    fused_bytes: int
+    plain_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Both networks and the plan behind the fused one.
+
+    Args:
+        epochs, seed: as asked for.
+        engine: the sentence that says where the products ran and why.
+        outcomes: by way of computing.
+        explain: the plan of the first hidden layer, as text.
+        wide: the same epilogue on a wide layer.
+    """
+
+    epochs: int
+    seed: int
+    engine: str
+    outcomes: dict[str, Outcome]
+    explain: str
+    wide: Wide
+
+
+def compare(digits: Digits, epochs: int, seed: int, on_epoch: Callable[[int, dict[str, float]], None]) -> Comparison:
+    """Both networks trained, epoch by epoch in turn, so that a busy machine meets them alike; then memory, in a pass of its own.
+
+    Args:
+        digits: from `digits.load`.
+        epochs: passes over the training images, at least 1.
+        seed: of the initial weights and of the minibatches.
+        on_epoch: called after each epoch with the number of epochs done and the losses of both.
+    """
+    trainings = {way: Training.start(way, seed) for way in WAYS}
+    for training in trainings.values():
+        warm_up(training.way, digits, seed)
+    random = np.random.default_rng(seed)
+    for done in range(1, epochs + 1):
+        order = random.permutation(len(digits.labels))
+        for training in trainings.values():
+            training.epoch(digits, order)
+        on_epoch(done, {way: training.losses[-1] for way, training in trainings.items()})
+    outcomes = {way: outcome(training, digits) for way, training in trainings.items()}
+    return Comparison(epochs, seed, where(), outcomes, explain(trainings[FUSED].parameters, digits), wide(seed))
+
+
+def warm_up(way: str, digits: Digits, seed: int) -> None:
+    """A few steps of a network that is thrown away: what is planned or loaded once does not count as training."""
+    training = Training.start(way, seed)
+    for _ in range(3):
+        training.step(digits.images[:BATCH], digits.labels[:BATCH])
+
+
+def outcome(training: Training, digits: Digits) -> Outcome:
+    """What a trained network is worth."""
+    predictions = predict(training.parameters, digits.held_out_images)
+    return Outcome(
+        accuracy=float((predictions == digits.held_out_labels).mean()),
+        losses=tuple(training.losses),
+        training_s=sum(training.step_us) / 1e6,
+        step_us=statistics.median(training.step_us),
+        step_peak_bytes=peak_bytes(lambda: WAYS[training.way](training.parameters, digits.images, digits.labels)),
+        predictions=predictions,
+    )
+
+
+def peak_bytes(run: Callable[[], object]) -> int:
+    """The most memory that `run` has allocated at a time, NumPy's included; it runs once before, unmeasured."""
+    run()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        run()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return peak - before
+
+
+def where() -> str:
+    """Where products of NumPy arrays run, and why: on a GPU if an engine takes them there."""
+    kinds = {kind for _, kind in engines.ENGINES.values()}
+    if "cuda" not in kinds:
+        return "CPU engine: this version has no engine for GPUs yet."
+    one = np.ones((1, 1), np.float32)
+    try:
+        matmul(one, one, options={"device_id": 0})
+    except errors.EpigemmError as error:
+        return f"CPU engine, where NumPy arrays lie. Not on a GPU: {str(error).splitlines()[0]}"
+    return "CPU engine, where NumPy arrays lie; MatmulOptions(device_id=0) would compute them on the GPU."
+
+
+def explain(parameters: Parameters, digits: Digits) -> str:
+    """The plan of the first hidden layer."""
+    images = digits.images[:BATCH].T
+    with Matmul(parameters.weights[0], images) as product:
+        product.plan(epilog=MatmulEpilog.RELU_AUX_BIAS, epilog_inputs={"bias": parameters.biases[0]})
+        return product.explain()
+
+
+def wide(seed: int) -> Wide:
+    """Bias and ReLU on a wide layer, both ways, interleaved."""
+    random = np.random.default_rng(seed)
+    x, w = (random.standard_normal((size, WIDE_K), np.float32) for size in (WIDE_M, WIDE_N))
+    bias = random.standard_normal(WIDE_N, np.float32)
+
+    def fused() -> object:
+        return matmul(w, x.T, epilog=MatmulEpilog.RELU_BIAS, epilog_inputs={"bias": bias})
+
+    def plain() -> object:
+        return np.maximum(x @ w.T + bias, 0)
+
+    fused_bytes, plain_bytes = peak_bytes(fused), peak_bytes(plain)
+    rounds = [(elapsed_ms(fused), elapsed_ms(plain)) for _ in range(WIDE_ROUNDS)]
+    fused_ms, plain_ms = (statistics.median(times) for times in zip(*rounds, strict=True))
+    return Wide(fused_ms, plain_ms, statistics.median(f / p for f, p in rounds), fused_bytes, plain_bytes)
+
+
+def elapsed_ms(run: Callable[[], object]) -> float:
+    start = time.perf_counter_ns()
+    run()
+    return (time.perf_counter_ns() - start) / 1e6
+
+
+def layers() -> str:
+    """The network in words: "64-256-128-10"."""
+    return "-".join(map(str, SIZES))
