@@ -92,7 +92,7 @@ def matmul(
 
     key = (
         arguments.signature,
-        binding.key(epilog),
+        binding.key(epilog, len(arguments.b)),
         options_key(MatmulOptions, options, _OPTIONS),
         options_key(MatmulPlanPreferences, preferences, _PREFERENCES),
         None if qualifiers is None else _qualifiers_key(qualifiers),

@@ -49,12 +49,12 @@ class Epilog:
         return self.member.name if self.member is not None else self.expression.name or "epilogue"
 
 
-def key(epilog: Any) -> Hashable:
-    """What of `epilog=` enters the plan cache's key: a predefined one by value, a function by its traced content."""
+def key(epilog: Any, accumulators: int) -> Hashable:
+    """What of `epilog=` enters the plan cache's key: a predefined one by value, a function by the expression that it is traced to."""
     if epilog is None or isinstance(epilog, (MatmulEpilog, str)):
         return epilog
     if callable(epilog):
-        return as_epilogue(epilog)
+        return as_epilogue(epilog).expression(accumulators)
     raise errors.not_an_epilog(epilog, _names())
 
 
