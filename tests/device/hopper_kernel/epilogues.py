@@ -137,6 +137,14 @@ EPILOGUES = [
         Signature(tiles_in=("bf16", "bf16"), tiles_out=("bf16", "bf16")), _d_swiglu, gain=12,
     ),
 ]
+EPILOGUES += [  # what an epilogue costs: chains of so many FMAs, of so many special functions, an element
+    Epilogue(f"fma{n}", "float y = in.acc[0]; " + "y = fmaf(y, 0.999f, 0.001f);" * n + " out.tile[0] = y;", Signature(), lambda acc, **_: {"tiles": (acc[0],)}, gain=1e9)
+    for n in (4, 8, 16, 32)
+]
+EPILOGUES += [
+    Epilogue(f"mufu{n}", "float y = in.acc[0]; " + "y = exp2_fast(y);" * n + " out.tile[0] = y;", Signature(), lambda acc, **_: {"tiles": (acc[0],)}, gain=1e9)
+    for n in (1, 2, 4)
+]
 BY_NAME = {e.name: e for e in EPILOGUES}
 
 

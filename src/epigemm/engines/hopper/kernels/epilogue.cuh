@@ -113,7 +113,7 @@ struct Finisher {
     const u32 base;
     const int group;     // 0 or 1: the consumer warpgroup
     Tile tile;           // this warpgroup's first row, the tile's first column
-    u32 entry;           // of the ring
+    u32 entry;           // of this warpgroup's ring
     float along_m[config::along_m > 0 ? config::along_m : 1][shape::halves][2];
     float sum_n[config::sums_n > 0 ? config::sums_n : 1][shape::halves][2];
     float sum_m[config::sums_m > 0 ? config::sums_m : 1][4];
@@ -124,12 +124,13 @@ struct Finisher {
     DEVICE u32 vectors() const { return base + shared::vectors + group * config::along_n * shape::out_n * 4; }
     DEVICE u32 sums(int sum) const { return base + shared::sums + (group * config::sums_m + sum) * 4 * shape::out_n * 4; }
     DEVICE u32 bits() const { return base + shared::bits + group * config::bits_in * shape::group_m * shared::bits_row; }
+    DEVICE u32 slot(int t) const { return group * config::ring_slots + (entry + t) % config::ring_slots; }
     DEVICE int row(int half, int i) const { return tile.m + half * 64 + lane.row + 8 * i; }
 
     DEVICE void start(Tile at, int sequence) {
         tile = at;
         if (!config::pingpong) tile.m += group * shape::group_m;
-        entry = config::pingpong ? sequence * shape::entries : sequence * 2 * shape::entries + group * config::tiles_in;
+        entry = (config::pingpong ? sequence / 2 : sequence) * shape::entries;
         copy_bits(p, bits(), tile);
     }
 
@@ -194,8 +195,7 @@ struct Finisher {
         u32 read[config::tiles_in > 0 ? config::tiles_in : 1][4], written[config::tiles_out][4];
 #pragma unroll
         for (int t = 0; t < config::tiles_in; ++t) {
-            const u32 slot = base + shared::ring + (entry + t) % config::ring_slots * shared::slot_bytes;
-            load_matrices((slot + lane.warp * shared::box_bytes + lane.matrix) ^ c << 5, read[t]);
+            load_matrices((base + shared::ring + slot(t) * shared::slot_bytes + lane.warp * shared::box_bytes + lane.matrix) ^ c << 5, read[t]);
         }
 #pragma unroll
         for (int jj = 0; jj < 2; ++jj) {
@@ -256,8 +256,7 @@ struct Finisher {
         for (int mask = 0; mask < config::bits_out; ++mask) bits_out[mask][0].clear(), bits_out[mask][1].clear();
 #pragma unroll
         for (int t = 0; t < config::tiles_in; ++t) {
-            const u32 at = entry + t;
-            barrier_wait(base + shared::ring_full + 8 * (at % config::ring_slots), at / config::ring_slots & 1);
+            barrier_wait(base + shared::ring_full + 8 * slot(t), (entry + t) / config::ring_slots & 1);
         }
         if (lane_index() == 0) stores_wait_read<config::store_sets - 1>();
         __syncwarp();
@@ -273,9 +272,9 @@ struct Finisher {
             stores_commit();
 #pragma unroll
             for (int t = 0; t < config::tiles_in; ++t)
-                barrier_arrive(base + shared::ring_empty + 8 * ((entry + t) % config::ring_slots));
+                barrier_arrive(base + shared::ring_empty + 8 * slot(t));
         }
-        entry += config::pingpong ? config::tiles_in : 2 * config::tiles_in;
+        entry += config::tiles_in;
 #pragma unroll
         for (int mask = 0; mask < config::bits_out; ++mask)
             store_bits(p, mask, row(half, 0), tile.n + box * config::box_n, lane, bits_out[mask]);

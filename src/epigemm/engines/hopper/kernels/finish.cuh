@@ -3,6 +3,8 @@
 /// out[i] = sum over r of partial[r, i], for `count` rows of `length` values, rounded once to `type`. Blocks of (32, 8).
 extern "C" __global__ void __launch_bounds__(256) epigemm_finish(const float* partial, void* out, int count, int length, int type) {
     __shared__ float sums[8][33];
+    launch_dependents();
+    wait_for_dependencies();
     const int i = blockIdx.x * 32 + threadIdx.x;
     float sum = 0.0f;
     if (i < length)

@@ -6,7 +6,7 @@ DEVICE void init_barriers(u32 base) {
         barrier_init(base + shared::full + 8 * i, 1);
         barrier_init(base + shared::empty + 8 * i, readers);
     }
-    for (int i = 0; i < config::ring_slots; ++i) {
+    for (int i = 0; i < 2 * config::ring_slots; ++i) {
         barrier_init(base + shared::ring_full + 8 * i, 1);
         barrier_init(base + shared::ring_empty + 8 * i, 4);
     }
@@ -50,10 +50,12 @@ epigemm_hopper(const __grid_constant__ Params p) {
     }
     if (config::cluster > 1) cluster_sync();
     else __syncthreads();
+    launch_dependents();
+    wait_for_dependencies();
     if (warpgroup == 0) {
         give_registers<24>();
         if (warp == 0 && lane_index() == 0) load_operands(p, base);
-        if (config::tiles_in > 0 && warp == 1 && lane_index() == 0) load_epilogue_tiles(p, base);
+        if (config::tiles_in > 0 && (warp == 1 || warp == 2) && lane_index() == 0) load_epilogue_tiles(p, base, warp - 1);
     } else {
         take_registers<240>();
         consume(p, base, warpgroup - 1);

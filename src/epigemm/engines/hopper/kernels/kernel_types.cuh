@@ -70,7 +70,7 @@ constexpr int box_bytes = 16 * shape::row_bytes;   // a staged store: 16 rows, o
 constexpr int set_bytes = box_bytes * config::tiles_out;
 
 constexpr int ring = config::stages * stage_bytes;
-constexpr int staging = ring + config::ring_slots * slot_bytes;
+constexpr int staging = ring + 2 * config::ring_slots * slot_bytes;
 constexpr int vectors = staging + 8 * config::store_sets * set_bytes;
 constexpr int sums = vectors + 2 * config::along_n * shape::out_n * 4;
 constexpr int bits_row = (shape::out_n / 8 + 7) / 8 * 8;  // bytes of a mask's row in this tile
@@ -80,8 +80,8 @@ constexpr int barriers = bits + 2 * config::bits_in * shape::group_m * bits_row;
 constexpr int full = barriers;
 constexpr int empty = full + 8 * config::stages;
 constexpr int ring_full = empty + 8 * config::stages;
-constexpr int ring_empty = ring_full + 8 * config::ring_slots;
-constexpr int order = ring_empty + 8 * config::ring_slots;
+constexpr int ring_empty = ring_full + 16 * config::ring_slots;
+constexpr int order = ring_empty + 16 * config::ring_slots;
 constexpr int bytes = order + 16;
 }  // namespace shared
 

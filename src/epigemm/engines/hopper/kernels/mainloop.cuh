@@ -8,7 +8,7 @@ using Accumulators = float[shape::halves][config::tile_n / 2];
 /// K-major: rows of 64 k-values, 128 bytes apart; groups of 8 rows 1024 bytes apart (bits 32-45); bits 16-29 are not used.
 /// MN-major: rows of 64 m- or n-values, one for each k; groups of 8 k-values 1024 bytes apart (bits 32-45), the next 64 m- or
 /// n-values after all 64 of k (bits 16-29). Source: PTX ISA, asynchronous warpgroup-level matrix shared memory layout.
-DEVICE u32 descriptor(u32 address, bool k_major) { return address >> 4 | (k_major ? 1 : shape::tile_k * 128 >> 4) << 16; }
+DEVICE u32 descriptor(u32 address, bool k_major) { return (address & 0x3ffff) >> 4 | (k_major ? 1 : shape::tile_k * 128 >> 4) << 16; }
 
 /// What a descriptor grows by from 16 values of k to the next 16.
 DEVICE constexpr u32 depth_step(bool k_major) { return (k_major ? 16 * 2 : 16 * 128) >> 4; }

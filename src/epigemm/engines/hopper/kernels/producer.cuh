@@ -46,26 +46,30 @@ DEVICE void load_operands(const Params& p, u32 base) {
     }
 }
 
-/// Fetches the epilogue's tiles in the order in which `finish_tile` reads them, as far ahead as the ring reaches.
-DEVICE void load_epilogue_tiles(const Params& p, u32 base) {
-    constexpr int groups = config::pingpong ? 1 : 2;
+/// Fetches one warpgroup's epilogue tiles in the order in which `finish_tile` reads them, as far ahead as its ring reaches. Each
+/// warpgroup has a ring of its own: in a shared one it could look at a slot two phases ahead, where parities repeat.
+DEVICE void load_epilogue_tiles(const Params& p, u32 base, int group) {
     const Schedule schedule{p};
+    const u32 ring = base + shared::ring + group * config::ring_slots * shared::slot_bytes;
+    const u32 full = base + shared::ring_full + 8 * group * config::ring_slots;
+    const u32 empty = base + shared::ring_empty + 8 * group * config::ring_slots;
     Tile tile;
     int slot = 0;
     u32 parity = 1;
-    for (int sequence = 0; schedule.at(sequence, tile); ++sequence) {
-        for (int i = 0; i < shape::boxes * shape::halves * groups * config::tiles_in; ++i) {
-            const int input = i % config::tiles_in, part = i / config::tiles_in;
-            const int half = part / groups % shape::halves, box = part / groups / shape::halves;
-            const int row = tile.m + part % groups * shape::group_m + half * 64;
-            barrier_wait(base + shared::ring_empty + 8 * slot, parity);
-            barrier_expect(base + shared::ring_full + 8 * slot, shared::slot_bytes);
-            load_box(base + shared::ring + slot * shared::slot_bytes, p.tiles_in[input], base + shared::ring_full + 8 * slot,
-                     tile.n + box * config::box_n, row);
-            if (++slot == config::ring_slots) {
-                slot = 0;
-                parity ^= 1;
+    for (int sequence = config::pingpong ? group : 0; schedule.at(sequence, tile); sequence += config::pingpong ? 2 : 1) {
+        const int row = tile.m + (config::pingpong ? 0 : group * shape::group_m);
+#pragma unroll 1
+        for (int part = 0; part < shape::boxes * shape::halves; ++part)
+#pragma unroll 1
+            for (int input = 0; input < config::tiles_in; ++input) {
+                barrier_wait(empty + 8 * slot, parity);
+                barrier_expect(full + 8 * slot, shared::slot_bytes);
+                load_box(ring + slot * shared::slot_bytes, p.tiles_in[input], full + 8 * slot,
+                         tile.n + part / shape::halves * config::box_n, row + part % shape::halves * 64);
+                if (++slot == config::ring_slots) {
+                    slot = 0;
+                    parity ^= 1;
+                }
             }
-        }
     }
 }

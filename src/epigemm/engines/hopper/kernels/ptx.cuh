@@ -35,6 +35,12 @@ DEVICE void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
+/// Lets the next kernel of the stream start on multiprocessors that this one has left, if it was launched to allow that.
+DEVICE void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+/// Waits until the kernels before this one have finished and their writes can be seen; nothing global is touched before it.
+DEVICE void wait_for_dependencies() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 template <int registers>
 DEVICE void give_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
