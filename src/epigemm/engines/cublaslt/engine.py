@@ -1,0 +1,238 @@
+"""The engine `cublaslt`: NVIDIA's library with the epilogs that it fuses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from epigemm import errors
+from epigemm.engines.base import AbstractEngine, AbstractExecutable, Call, Refusal
+from epigemm.engines.cublaslt import algorithms, library
+from epigemm.engines.cublaslt.algorithms import AlgorithmCapabilities
+from epigemm.engines.cublaslt.descriptors import ATTRIBUTES, Descriptor, Unsuitable
+from epigemm.engines.cublaslt.epilogs import OPERAND_SCALES, deviations, fused
+from epigemm.engines.cublaslt.library import Preferences, Result
+from epigemm.engines.cuda import libraries
+from epigemm.enums import MatmulEpilog
+from epigemm.expression.nodes import Expression
+from epigemm.plans import Candidate, PlanCache
+from epigemm.problem import Problem
+
+# How many results of the heuristic are asked for at once; "bare product" means the fastest of these.
+HEURISTIC_LIMIT = 16
+_REMEMBERED = 512
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the library answered for a problem: `refusal` where it is no candidate for it."""
+
+    refusal: Refusal | None = None
+    descriptor: Descriptor | None = None
+    epilog: MatmulEpilog = MatmulEpilog.DEFAULT
+    results: tuple[Result, ...] = ()
+
+
+def describe(problem: Problem, expression: Expression) -> Descriptor | Refusal:
+    """What cuBLASLt would be told, or why it cannot be: decided without the library.
+
+    Args:
+        problem: what is computed.
+        expression: checked.
+    """
+    try:
+        return fused(problem, expression)[1]
+    except Unsuitable as why:
+        return Refusal(f"{why}.")
+
+
+def problem_key(descriptor: Descriptor) -> str:
+    """The text of everything that the library is told, names of inputs and outputs aside."""
+    bias, aux = descriptor.bias, descriptor.aux
+    parts = [f"{descriptor.transa}{descriptor.transb}", *(f"{m.dtype}:{m.layout[1:]}" for m in _matrices(descriptor))]
+    parts += [f"epilogue={descriptor.epilogue}", f"compute={descriptor.compute_type}", f"scale={descriptor.scale_type}"]
+    parts += [f"bias={bias.dtype}:{bias.batch_stride}:{bias.alignment_bytes}"] if bias is not None else []
+    parts += [f"aux={aux.dtype}:{aux.leading_dimension}:{aux.batch_stride}:{aux.alignment_bytes}"] if aux is not None else []
+    parts += [f"scales={','.join(attribute for attribute, _ in descriptor.scales)}"] if descriptor.scales else []
+    parts += [f"fast={int(descriptor.fast_accumulation)}", f"sms={descriptor.sm_count_target}", f"alignments={descriptor.alignments}"]
+    return " ".join(parts)
+
+
+def _matrices(descriptor: Descriptor) -> tuple[Any, ...]:
+    return descriptor.a, descriptor.b, descriptor.c, descriptor.d
+
+
+class CublasLtExecutable(AbstractExecutable):
+    """A product with its algorithm: a call changes pointers and launches.
+
+    Attributes:
+        launch: the compiled core's `run(a, b, c, d, bias, aux, stream, scalars=None, workspace=0)`: addresses as integers, 0 for what
+            there is not. Without `scalars`, alpha = 1 and beta = 0. Only where `scales` is empty.
+        bias, aux: the name of the epilogue's input or output whose address goes there, "" where there is none.
+        scales: (attribute number, name) of FP8 scales and maxima.
+        workspace_bytes: what a launch takes, on the stream it goes to.
+    """
+
+    __slots__ = ("_core", "_last", "_native", "_plain", "aux", "bias", "descriptor", "launch", "scales", "workspace_bytes")
+
+    def __init__(self, descriptor: Descriptor, device: str, raw: bytes, what: str) -> None:
+        core = libraries.open_cublaslt()
+        number = library.index(device)
+        matmul = library.create(descriptor)
+        try:
+            _, self.workspace_bytes, _, _ = matmul.check(number, raw)
+        except errors.LibraryError as error:
+            reason = "cuBLASLt does not run this algorithm for this product"
+            raise errors.AlgorithmError(errors.say(reason, *str(error).splitlines()[:1], "Take one of plan()'s algorithms.")) from error
+        self._core, self.descriptor = core, descriptor
+        self.bias = descriptor.bias.name if descriptor.bias is not None else ""
+        self.aux = descriptor.aux.name if descriptor.aux is not None else ""
+        operand_scales = OPERAND_SCALES if descriptor.a.dtype.is_narrow else ()
+        self.scales = tuple(
+            (ATTRIBUTES[attribute][0], name) for attribute, name in (*descriptor.scales, *_placed(operand_scales, descriptor))
+        )
+        self._plain = core.Scalars(descriptor.scale_type, 1.0, 0.0)
+        self._last: tuple[Any, Any, Any] = (1.0, 0.0, self._plain)
+        self._native = core.LtLaunch(
+            matmul, number, raw, self.workspace_bytes, self._plain, descriptor.swapped, bool(self.bias), bool(self.aux), 0, what
+        )
+        self.launch = self._native.run
+
+    def run(self, call: Call) -> None:
+        """Launch on `call.stream`; A, B, C, D, inputs and outputs are addresses on the plan's device."""
+        bias, aux = (self._address(call, name) if name else 0 for name in (self.bias, self.aux))
+        scalars = self.scalars(call.alpha, call.beta)
+        if not self.scales:
+            self.launch(call.a, call.b[0], call.c or 0, call.d, bias, aux, call.stream, scalars)
+            return
+        pointers = [(number, self._address(call, name)) for number, name in self.scales]
+        pointers += [(ATTRIBUTES["bias_pointer"][0], bias)] if self.bias else []
+        pointers += [(ATTRIBUTES["aux_pointer"][0], aux)] if self.aux else []
+        self._native.run_with(pointers, call.a, call.b[0], call.c or 0, call.d, call.stream, scalars)
+
+    def scalars(self, alpha: complex | float, beta: complex | float) -> Any:
+        """alpha and beta as `launch` takes them; the last pair is kept."""
+        last = self._last
+        if last[0] == alpha and last[1] == beta:
+            return last[2]
+        made = self._core.Scalars(self.descriptor.scale_type, alpha, beta)
+        self._last = (alpha, beta, made)
+        return made
+
+    @staticmethod
+    def _address(call: Call, name: str) -> int:
+        """The address under a name; 0, which means a scale of 1, for a scale that the call does not bring."""
+        address = call.outputs.get(name, call.inputs.get(name, 0))
+        return int(address)
+
+
+def _placed(scales: tuple[tuple[str, str], ...], descriptor: Descriptor) -> tuple[tuple[str, str], ...]:
+    """A's and B's scales, exchanged where the operands are."""
+    if not descriptor.swapped:
+        return scales
+    return tuple(zip((attribute for attribute, _ in scales), (name for _, name in reversed(scales)), strict=True))
+
+
+class CublasLtEngine(AbstractEngine):
+    """cuBLASLt: plain products and the fifteen predefined epilogs, however their expression was written."""
+
+    name = algorithms.ENGINE
+
+    def __init__(self) -> None:
+        self._asked: PlanCache[_Asked] = PlanCache(_REMEMBERED)
+
+    def supports(self, problem: Problem, expression: Expression) -> Refusal | None:
+        """None, or the sentence that names what cuBLASLt cannot do; the library itself is asked too."""
+        return self._ask(problem, expression, Preferences()).refusal
+
+    def candidates(
+        self, problem: Problem, expression: Expression, limit: int, preferences: Preferences | None = None
+    ) -> tuple[Candidate, ...]:
+        """The heuristic's algorithms, at most 16, the one it expects to be fastest first.
+
+        Args:
+            problem, expression: accepted by `supports`.
+            limit: how many.
+            preferences: which algorithms may be returned; the workspace is limited by `problem.compute.memory_limit` too.
+        """
+        asked = self._ask(problem, expression, preferences or Preferences())
+        return tuple(algorithms.candidate(r.raw, r.workspace_bytes, r.waves) for r in asked.results[:limit])
+
+    def notes(self, problem: Problem, expression: Expression) -> tuple[str, ...]:
+        """Where cuBLASLt's special values differ, and that a row-major D is computed transposed."""
+        asked = self._ask(problem, expression, Preferences())
+        if asked.descriptor is None:
+            return ()
+        swapped = ("D is row-major: computed as its transpose, with A and B exchanged",) if asked.descriptor.swapped else ()
+        return (*swapped, *deviations(asked.epilog, problem.d.dtype))
+
+    def prepare(self, problem: Problem, expression: Expression, candidate: Candidate) -> CublasLtExecutable:
+        """The candidate ready to run, its changed settings checked by the library.
+
+        Raises:
+            errors.AlgorithmError: the library does not run it for this product.
+        """
+        descriptor = self._descriptor(problem, expression)
+        libraries.open_driver()
+        return CublasLtExecutable(descriptor, problem.device, algorithms.raw_of(candidate), str(problem))
+
+    # ------------------------------------------------------------ algorithms
+
+    def capabilities(self, candidate: Candidate) -> AlgorithmCapabilities:
+        """What a candidate's algorithm can do, asked of the library."""
+        return algorithms.capabilities(algorithms.raw_of(candidate))
+
+    def applicable_algorithm_ids(self, problem: Problem, expression: Expression, limit: int = 8) -> list[int]:
+        """Numbers of the algorithms that the library has for the problem's types."""
+        return library.algorithm_ids(self._descriptor(problem, expression), problem.device, limit)
+
+    def to_data(self, problem: Problem, expression: Expression, candidate: Candidate) -> dict[str, Any]:
+        """A candidate as JSON's types, with the problem and the versions that it is valid for."""
+        key = problem_key(self._descriptor(problem, expression))
+        return algorithms.to_data(candidate, key, library.versions(problem.device))
+
+    def from_data(self, problem: Problem, expression: Expression, data: Mapping[str, Any]) -> Candidate:
+        """The candidate that `to_data` wrote.
+
+        Raises:
+            errors.AlgorithmError: it was written for something else; the message says for what.
+        """
+        key = problem_key(self._descriptor(problem, expression))
+        return algorithms.from_data(data, key, library.versions(problem.device))
+
+    # ------------------------------------------------------------ asking
+
+    def _descriptor(self, problem: Problem, expression: Expression) -> Descriptor:
+        described = describe(problem, expression)
+        if isinstance(described, Refusal):
+            raise errors.all_refuse([(self.name, str(described))], str(problem))
+        return described
+
+    def _ask(self, problem: Problem, expression: Expression, preferences: Preferences) -> _Asked:
+        limited = preferences.limited(problem.compute.memory_limit)
+        return self._asked.get((problem, expression, limited), lambda: _asked(problem, expression, limited))
+
+
+def _asked(problem: Problem, expression: Expression, preferences: Preferences) -> _Asked:
+    if not problem.device.startswith("cuda"):
+        return _Asked(Refusal(f"cuBLASLt computes on CUDA devices, and the operands are on {problem.device}."))
+    try:
+        found, descriptor = fused(problem, expression)
+    except Unsuitable as why:
+        return _Asked(Refusal(f"{why}."))
+    differs = deviations(found.epilog, problem.d.dtype)
+    if problem.compute.strict and differs:
+        return _Asked(Refusal(f"strict=True, and {differs[0]}."))
+    try:
+        libraries.open_cublaslt()
+        results = library.heuristic(descriptor, problem.device, HEURISTIC_LIMIT, preferences)
+    except errors.EngineUnavailable as why:
+        return _Asked(Refusal(str(why)))
+    if not results:
+        why_not = library.diagnose(descriptor, preferences, lambda d, p: bool(library.heuristic(d, problem.device, 1, p)))
+        return _Asked(Refusal(f"{why_not}."))
+    return _Asked(None, descriptor, found.epilog, results)
+
+
+ENGINE = CublasLtEngine()
