@@ -92,7 +92,7 @@ def settle(arithmetic: Arithmetic, value: Array, error: Array, units: float, sca
             parts = (value.real, value.imag) if value.dtype.kind == "c" else (value,)
             exact = (error == 0) & np.logical_and.reduce([fits(p, arithmetic.exact_digits) & (np.abs(p) <= form.largest) for p in parts])
             added = np.where(exact & ((magnitude >= form.smallest_normal) | (magnitude == 0)), 0.0, added)
-        error = error + added
+        error = error + np.where(np.isfinite(value), added, 0.0)
         over = np.isfinite(value) & (magnitude - error > form.largest * (1 + form.unit))
         near = np.isfinite(value) & ~over & (magnitude + error > form.largest)
         if value.dtype.kind != "c":
@@ -201,7 +201,11 @@ def multiply(arithmetic: Arithmetic, x: Bounded, y: Bounded) -> Bounded:
     with np.errstate(all="ignore"):
         value = x.value * y.value
         one, other = _times(np.abs(x.value), y.error), _times(np.abs(y.value), x.error)
-        return settle(arithmetic, value, one + other + _times(x.error, y.error), _units(Bounded(value, value)))
+        error = one + other + _times(x.error, y.error)
+        # An infinity times a number that is surely not zero, and a NaN times anything, are what they are.
+        sure = np.isinf(value) & (np.abs(x.value) > x.error) & (np.abs(y.value) > y.error) & np.isfinite(x.error + y.error)
+        sure |= (np.isnan(x.value) & np.isfinite(x.error)) | (np.isnan(y.value) & np.isfinite(y.error))
+        return settle(arithmetic, value, np.where(sure, 0.0, error), _units(Bounded(value, value)))
 
 
 def _times(magnitude: Array, error: Array) -> Array:
@@ -215,6 +219,7 @@ def divide(arithmetic: Arithmetic, x: Bounded, y: Bounded) -> Bounded:
         least = np.abs(y.value) - y.error
         error = (x.error + _times(np.abs(value), y.error)) / least
         error = np.where((x.error == 0) & (y.error == 0), 0.0, error)
+        error = np.where(~np.isfinite(value) & np.isfinite(x.error + y.error), 0.0, error)
         # A divisor that may be zero: infinity of either sign, or NaN.
         error = np.where(least <= 0, np.inf, error)
         return settle(arithmetic, value, error, _units(Bounded(value, value)))
@@ -314,7 +319,7 @@ def total(arithmetic: Arithmetic, x: Bounded, axes: tuple[int, ...]) -> Bounded:
         error = np.sum(x.error, axis=axes, keepdims=True)
         exact = (error == 0) & (magnitude <= quantum(_parts(x.value)) * 2.0**arithmetic.exact_digits)
         added = length * arithmetic.unit * magnitude + arithmetic.form.smallest_normal * length
-        return settle(arithmetic, value, error + np.where(exact, 0.0, added), 1.0)
+        return settle(arithmetic, value, error + np.where(exact | ~np.isfinite(value), 0.0, added), 1.0)
 
 
 def _parts(value: Array) -> Array:

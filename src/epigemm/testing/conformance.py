@@ -255,16 +255,15 @@ def _check_order(case: Case, d: Array) -> None:
 
 def _check_output(case: Case, result: Result, actual: Array) -> None:
     what = f"{result.name} of {case}"
-    allowed = 1.0 if case.data == "special" or case.dtype in NARROW else numeric.UNDECIDED_SHARE
     if result.bounded.value.dtype == bool:
-        numeric.assert_mask(actual, result.bounded, case.result_order, what, allow_undecided=allowed)
+        numeric.assert_mask(actual, result.bounded, case.result_order, what)
         return
     if result.pad > 1:
         actual = _unpadded(case, result, actual, what)
     if case.is_predefined and result.name.endswith(("bgrad", "bgrada", "bgradb")) and not case.batch:
         bounded = result.bounded
         result = replace(result, bounded=type(bounded)(bounded.value.reshape(-1), bounded.error.reshape(-1)))
-    numeric.assert_close(actual, result.bounded, result.dtype, what, allow_undecided=allowed)
+    numeric.assert_close(actual, result.bounded, result.dtype, what)
 
 
 def _unpadded(case: Case, result: Result, actual: Array, what: str) -> Array:

@@ -15,10 +15,10 @@ from epigemm.testing.bounded import Bounded
 from epigemm.testing.formats import Array, padding_bits, rounded, spacing, unpack
 
 # A check that leaves more than this part of its elements undecided has checked too little.
-UNDECIDED_SHARE = 0.5
+UNDECIDED_SHARE = 0.05
 
 
-def assert_close(actual: Array, expected: Bounded, dtype: str, what: str, *, allow_undecided: float = UNDECIDED_SHARE) -> None:
+def assert_close(actual: Array, expected: Bounded, dtype: str, what: str) -> None:
     """Asserts that every element of `actual` is one that the reference allows.
 
     Args:
@@ -26,7 +26,6 @@ def assert_close(actual: Array, expected: Bounded, dtype: str, what: str, *, all
         expected: the values and their errors before rounding to `dtype`.
         dtype: name of the stored dtype.
         what: of what, for the message: "d of bias f16 m=5 n=3 k=7".
-        allow_undecided: the share of elements that the reference may leave undecided.
 
     Raises:
         AssertionError: the dtype or shape differs, or an element does; the message gives the first bad coordinate, both values, the
@@ -36,7 +35,7 @@ def assert_close(actual: Array, expected: Bounded, dtype: str, what: str, *, all
         raise AssertionError(f"{what}: the dtype is {actual.dtype.name}, it should be {dtype}")
     if actual.shape != expected.value.shape:
         raise AssertionError(f"{what}: the shape is {actual.shape}, it should be {expected.value.shape}")
-    check_decided(expected.undecided, what, allow_undecided)
+    check_decided(expected.undecided, what)
     if actual.dtype.kind == "c":
         part = "float32" if dtype == "complex64" else "float64"
         for name, got, want in (("real", actual.real, expected.value.real), ("imaginary", actual.imag, expected.value.imag)):
@@ -78,7 +77,7 @@ def _report(got: Array, value: Array, low: Array, high: Array, bad: Array, dtype
     )
 
 
-def assert_mask(actual: Array, expected: Bounded, order: str, what: str, *, allow_undecided: float = UNDECIDED_SHARE) -> None:
+def assert_mask(actual: Array, expected: Bounded, order: str, what: str) -> None:
     """Asserts that packed bits are those of a boolean (*batch, m, n); a bit may differ only where the reference leaves it undecided.
 
     Padding bits must be 0.
@@ -91,7 +90,7 @@ def assert_mask(actual: Array, expected: Bounded, order: str, what: str, *, allo
     shape[axis] = (length + 127) // 128 * 16
     if actual.shape != tuple(shape):
         raise AssertionError(f"{what}: the mask's shape is {actual.shape}, it should be {tuple(shape)}")
-    check_decided(expected.undecided, what, allow_undecided)
+    check_decided(expected.undecided, what)
     got = unpack(actual, order, length)
     bad = (got != expected.value) & ~expected.undecided
     if bad.any():
