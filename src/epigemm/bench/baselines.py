@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from epigemm.engines.cpu import threads
 from epigemm.api import matmul
+from epigemm.engines.cpu import threads
 from epigemm.expression import epilogue, gelu, relu
 
 Array = NDArray[Any]
