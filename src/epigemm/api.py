@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -252,7 +253,7 @@ class Matmul:
             raise errors.wrong_value("prune", prune, "None or an integer >= 1")
         algorithms = self._algorithms or ()
         matrices = specification.matrices(arguments)
-        runs = [lambda c=x.candidate: prepared.execute(matrices, c, scratch=True) for x in algorithms]  # type: ignore[misc]
+        runs = [partial(prepared.execute, matrices, x.candidate, scratch=True) for x in algorithms]
         for run in runs:
             run()
         medians = interleaved_us(runs, iterations)

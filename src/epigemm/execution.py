@@ -12,7 +12,7 @@ from epigemm.engines import outputs
 from epigemm.engines.base import AbstractExecutable, Call
 from epigemm.expression.check import result_dtype
 from epigemm.expression.nodes import MATRIX, Output
-from epigemm.options import MatmulOptions, MatmulPlanPreferences, conjugate_flags
+from epigemm.options import MatmulEpilogPreferences, MatmulOptions, MatmulPlanPreferences, as_options, conjugate_flags
 from epigemm.plans import Candidate, Plan
 from epigemm.problem import Operand
 from epigemm.specification import Product
@@ -120,7 +120,7 @@ def prepare(
         qualifiers: as given.
         engine: "auto" or a name.
     """
-    epilog_preferences = preferences.epilog or binding.MatmulEpilogPreferences()
+    epilog_preferences = as_options(MatmulEpilogPreferences, preferences.epilog, "epilog preferences")
     meant = binding.resolve(epilog, len(arguments.b), epilog_preferences)
     made = product(arguments, options, qualifiers, result_dtype(meant.expression))
     matrices = specification.matrices(arguments)

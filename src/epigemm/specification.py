@@ -159,7 +159,7 @@ def _d(arguments: Arguments, shape: tuple[int, ...], dtype: DType, options: Matm
             raise errors.self_overlap("C" if options.inplace else "out", target.shape, target.strides)
         operand = target.operand()
         return operand, Problem.order_of(operand)
-    order = options.result_order
+    order: str | None = options.result_order
     if order is None and arguments.c is not None and arguments.c.shape[-2:] == shape[-2:]:
         order = layouts.order_of(arguments.c.shape, arguments.c.strides)
     axes = _batch_axes(arguments, shape)
