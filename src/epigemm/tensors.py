@@ -109,7 +109,7 @@ def library_of(array: Any, name: str) -> str:
     """The row of `LIBRARIES` for a user's object."""
     if isinstance(array, np.ndarray):
         return "numpy"
-    found = _library_of_class(type(array))
+    found = _library_of_class(type(array))  # type: ignore[arg-type]
     if not found:
         raise errors.unsupported_package(type(array).__module__.partition(".")[0], name)
     return found
