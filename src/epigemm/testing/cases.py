@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from epigemm.testing.epilogues import EPILOGUES, PREDEFINED, Input
+from epigemm.testing.epilogues import EPILOGUES, PREDEFINED, Input, Row
 from epigemm.testing.formats import Array, pack
 from epigemm.testing.numeric import Guarded
 from epigemm.testing.placing import LAYOUTS, NEGATIVE, ORDER_OF, SHARED, place
@@ -35,6 +35,7 @@ class Case:
         conjugate: which of "a" and "b" carry the conjugate qualifier.
         compute: name of a MatmulComputeType, "" for the default.
         poison: the byte around the operands' elements and in the padding bits of masks: 0xFF or 0x00.
+        custom: a user epilogue that is no row of the table; `epilogue` is then its text.
     """
 
     topic: str
@@ -62,6 +63,7 @@ class Case:
     conjugate: str = ""
     compute: str = ""
     poison: int = 0xFF
+    custom: Row | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         parts = [self.topic, self.epilogue or "plain", f"m={self.m} n={self.n} k={self.k}", _SHORT[self.dtype]]
@@ -74,18 +76,23 @@ class Case:
 
     @property
     def is_predefined(self) -> bool:
-        return self.epilogue.isupper()
+        return self.row is None and self.epilogue != ""
+
+    @property
+    def row(self) -> Row | None:
+        """The user epilogue, None for a predefined one or none."""
+        return self.custom or EPILOGUES.get(self.epilogue)
 
     @property
     def accumulators(self) -> int:
-        return EPILOGUES[self.epilogue].accumulators if self.epilogue and not self.is_predefined else 1
+        return self.row.accumulators if self.row else 1
 
     @property
     def inputs(self) -> dict[str, Input]:
         """What the epilogue's inputs are like."""
-        if not self.epilogue:
-            return {}
-        return PREDEFINED[self.epilogue.lower()] if self.is_predefined else EPILOGUES[self.epilogue].inputs
+        if self.row:
+            return self.row.inputs
+        return PREDEFINED[self.epilogue.lower()] if self.epilogue else {}
 
     @property
     def batch(self) -> tuple[int, ...]:
@@ -195,8 +202,7 @@ def draw(rng: np.random.Generator, kind: str, shape: tuple[int, ...], dtype: str
 
 
 def _build(case: Case, rng: np.random.Generator) -> Tensors:
-    row = EPILOGUES.get(case.epilogue)
-    data = case.data or (row.data if row else "normal")
+    data = case.data or (case.row.data if case.row else "normal")
     # "small": accumulators around 1, where the activations bend.
     scale = max(case.k, 1) ** -0.5 if data == "small" else 1.0
 

@@ -19,7 +19,6 @@ from epigemm.options import CudaDataType, MatmulComputeType, MatmulEpilog, matri
 from epigemm.testing import numeric
 from epigemm.testing.bounded import Arithmetic
 from epigemm.testing.cases import NARROW, Case, Tensors, numpy_dtype
-from epigemm.testing.epilogues import EPILOGUES
 from epigemm.testing.formats import Array
 from epigemm.testing.numeric import Guarded, guarded
 from epigemm.testing.placing import numpy_view, strides, torch_view
@@ -67,6 +66,7 @@ def run_case(
     *,
     mode: str = "stateless",
     seed: int = 0,
+    undecided: float = numeric.UNDECIDED_SHARE,
     moved: Callable[[Any], Any] | None = None,
     corrupt: Corruption | None = None,
 ) -> Verdict:
@@ -77,6 +77,7 @@ def run_case(
         engine: the engine's name.
         mode: "stateless" (`matmul`), "out" (with `out=` in poisoned memory) or "stateful" (`Matmul`, executed twice).
         seed: of the case's data.
+        undecided: the share of each output that the reference may leave undecided.
         moved: makes the engine's own tensor of a NumPy array (a copy on its device), for engines that do not compute on the CPU.
         corrupt: changes the outputs, by name, before they are checked: a planted error.
 
@@ -92,7 +93,7 @@ def run_case(
         return Verdict(case, str(refusal))
     if corrupt is not None:
         corrupt(outputs)
-    check(case, tensors, outputs)
+    check(case, tensors, outputs, undecided=undecided)
     what = f"{case} [{engine}, {mode}]"
     for name, one in tensors.all().items():
         one.assert_intact(f"{name} of {what}")
@@ -117,9 +118,9 @@ def _out(case: Case) -> Guarded:
 
 def epilog_of(case: Case) -> Any:
     """What is passed as `epilog=`."""
-    if not case.epilogue:
-        return None
-    return MatmulEpilog[case.epilogue] if case.is_predefined else EPILOGUES[case.epilogue].function
+    if case.row:
+        return case.row.function
+    return MatmulEpilog[case.epilogue] if case.epilogue else None
 
 
 def keywords(case: Case) -> dict[str, Any]:
@@ -223,14 +224,18 @@ def _placed(case: Case, array: Array, name: str) -> Array:
 
 def expected(case: Case, tensors: Tensors) -> tuple[Result, ...]:
     """What the reference allows for each output of the case."""
-    epilogue: Any = case.epilogue.lower() or None
-    if case.epilogue and not case.is_predefined:
-        epilogue = eg.epilogue(EPILOGUES[case.epilogue].function).expression(case.accumulators)
-    return evaluate(reference_product(case, tensors), epilogue)
+    return evaluate(reference_product(case, tensors), traced(case))
 
 
-def check(case: Case, tensors: Tensors, outputs: dict[str, Array]) -> None:
-    """Asserts that outputs, by name, are those of the case.
+def traced(case: Case) -> Any:
+    """The case's epilogue as the reference takes it: an expression, a predefined epilog's name, or None."""
+    if case.row:
+        return eg.epilogue(case.row.function).expression(case.accumulators)
+    return case.epilogue.lower() or None
+
+
+def check(case: Case, tensors: Tensors, outputs: dict[str, Array], *, undecided: float = numeric.UNDECIDED_SHARE) -> None:
+    """Asserts that outputs, by name, are those of the case; `undecided` is the share of elements that may go unchecked.
 
     Raises:
         AssertionError: a name, dtype, shape, order or value is not what it should be.
@@ -243,7 +248,7 @@ def check(case: Case, tensors: Tensors, outputs: dict[str, Array]) -> None:
         raise AssertionError(f"{case}: the outputs are {sorted(outputs)}, they should be {sorted(names)}")
     _check_order(case, outputs["d"])
     for result in results:
-        _check_output(case, result, outputs[result.name])
+        _check_output(case, result, outputs[result.name], undecided)
 
 
 def _check_order(case: Case, d: Array) -> None:
@@ -253,8 +258,9 @@ def _check_order(case: Case, d: Array) -> None:
             raise AssertionError(f"{case}: D is in {order} order (strides {d.strides} bytes), it should be in {case.result_order} order")
 
 
-def _check_output(case: Case, result: Result, actual: Array) -> None:
+def _check_output(case: Case, result: Result, actual: Array, undecided: float) -> None:
     what = f"{result.name} of {case}"
+    numeric.check_decided(result.bounded.undecided, what, undecided)
     if result.bounded.value.dtype == bool:
         numeric.assert_mask(actual, result.bounded, case.result_order, what)
         return

@@ -14,7 +14,7 @@ import numpy as np
 from epigemm.testing import bounded as b
 from epigemm.testing.bounded import Bounded
 from epigemm.testing.cases import Case, Tensors, numpy_dtype
-from epigemm.testing.conformance import check, expected, reference_product
+from epigemm.testing.conformance import check, expected, reference_product, traced
 from epigemm.testing.formats import Array, pack, rounded, unpack
 from epigemm.testing.reference import Product, Result, evaluate, wide
 
@@ -173,21 +173,11 @@ def _meaning(change: Callable[[Product], Product], epilogue: str | None = None) 
     """The outputs of a changed product, or of another predefined epilog."""
 
     def make(case: Case, tensors: Tensors, outputs: Outputs) -> None:
-        name: Any = epilogue or case.epilogue.lower() or None
-        if epilogue is None and case.epilogue and not case.is_predefined:
-            name = _traced(case)
-        for result in evaluate(change(reference_product(case, tensors)), name):
+        for result in evaluate(change(reference_product(case, tensors)), epilogue or traced(case)):
             if result.name in outputs:
                 outputs[result.name][...] = stored(case, result).reshape(outputs[result.name].shape)
 
     return make
-
-
-def _traced(case: Case) -> Any:
-    import epigemm as eg
-    from epigemm.testing.epilogues import EPILOGUES
-
-    return eg.epilogue(EPILOGUES[case.epilogue].function).expression(case.accumulators)
 
 
 def _same(product: Product) -> Product:
