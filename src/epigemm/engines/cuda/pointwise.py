@@ -434,7 +434,7 @@ def _entry(tensors: tuple[Tensor, ...]) -> str:
     names = [codegen.identifier(f"{t.role}_{t.name}") for t in tensors]
     return "\n".join(
         [
-            f'extern "C" __global__ void __launch_bounds__(config::threads) {ENTRY}(',
+            f'extern "C" __global__ void __launch_bounds__(config::threads, 2) {ENTRY}(',
             *(f"    epi_u8* {name}," for name in names),
             "    epi_u8* workspace, const __grid_constant__ Extents extents) {",
             f"    const Addresses addresses = {{{{{', '.join(names)}}}, workspace}};",
