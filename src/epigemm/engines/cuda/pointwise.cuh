@@ -27,6 +27,8 @@ struct Extents {
     epi_u64 partials[config::reductions > 0 ? config::reductions : 1];  // byte offsets into the workspace
 };
 
+static_assert(sizeof(Extents) == config::extents_bytes, "packed by pointwise.py");
+
 /// The addresses of one call, in the order of `Extents::tensors`.
 struct Addresses {
     epi_u8* tensors[config::tensors];

@@ -36,7 +36,7 @@ _BYTES_AHEAD = 32
 _BLOCKS = 4096
 _MAX_ROWS, _MAX_ROWS_SUMMED = 8, 128
 
-_MAX_EXTENT = 2**31 - 1
+_MAX_EXTENT = 2**31 - 2**16  # room for the last tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,6 +394,7 @@ def _config(problem: Problem, shape: _Shape, tensors: tuple[Tensor, ...]) -> str
         "targets": shape.targets,
         "reductions": shape.results,
         "tensors": len(tensors),
+        "extents_bytes": len(shape.packed(tensors, (0,) * shape.results)),
     }
     sources, targets = tensors[: shape.sources], tensors[shape.sources : shape.results_from]
     lines = [
