@@ -12,6 +12,7 @@ import pytest
 
 import epigemm as eg
 from epigemm import errors
+from epigemm.engines.base import Call
 from epigemm.engines.cuda import codegen, compiler, pointwise
 from epigemm.engines.cuda.codegen import Binding
 from epigemm.expression.check import check
@@ -305,6 +306,27 @@ def test_equal_kernels_have_equal_texts() -> None:
     assert small.extents != large.extents
     assert small.workspace_bytes == large.workspace_bytes == 0
     assert large.moved_bytes == 2 * 8192 * 4096 * 2
+
+
+def test_a_call_gives_the_addresses() -> None:
+    made = kernel("backward")
+    call = Call(a=0, b=(0,), c=None, d=11, inputs={"mask": 12, "unused": 13}, outputs={"bgrad": 14})
+    assert [(t.role, t.name) for t in made.tensors] == [("acc", "0"), ("input", "mask"), ("output", "d"), ("output", "bgrad")]
+    assert made.addresses(call, (11,)) == [11, 12, 11, 14]
+
+
+def test_batches_that_every_tensor_walks_as_one_are_one_axis() -> None:
+    dense = Problem.of("bf16", m=8, n=16, k=8, batch=(3, 1, 2))
+    expression = Expression((Output("d", acc(), "bfloat16", "matrix"),))
+    assert "batch_axes = 1;" in pointwise.pointwise(dense, expression, (dense.d,)).text
+    shared = Operand(dense.d.dtype, (3, 1, 2, 8, 16), (128, 0, 0, 16, 1))
+    assert "batch_axes = 2;" in pointwise.pointwise(dense, expression, (shared,)).text
+
+
+def test_what_does_not_fit_31_bits_is_refused() -> None:
+    problem = Problem.of("bf16", m=2**31, n=1, k=8)
+    with pytest.raises(errors.UnsupportedProblem, match="m=2147483648 n=1"):
+        pointwise.pointwise(problem, Expression((Output("d", acc(), "bfloat16", "matrix"),)), (problem.d,))
 
 
 def test_what_lies_badly_is_read_element_by_element() -> None:

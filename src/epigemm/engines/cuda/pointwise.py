@@ -8,7 +8,7 @@ constants, what its tensors are, and as one packed argument, how large they are.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import gcd, prod
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from epigemm import dtypes, errors, layouts
 from epigemm.dtypes import DType
 from epigemm.engines import outputs
+from epigemm.engines.base import Call
 from epigemm.engines.cuda import codegen, compiler, libraries
 from epigemm.engines.cuda.codegen import Binding
 from epigemm.expression import format as formatting
@@ -116,6 +117,20 @@ class Pointwise:
             workspace_bytes=self.workspace_bytes,
             zeroed_bytes=self.zeroed_bytes,
         )
+
+    def addresses(self, call: Call, accumulators: tuple[int, ...], sums: Mapping[str, int] | None = None) -> list[int]:
+        """What one run passes: the address of each tensor.
+
+        Args:
+            call: a run of the problem; its inputs and outputs are addresses.
+            accumulators: where each product was left.
+            sums: where `operand_sum` left what the expression reads, by operand.
+        """
+        places = {("acc", str(i)): address for i, address in enumerate(accumulators)}
+        places |= {("sum", name): address for name, address in (sums or {}).items()}
+        places |= {("input", name): address for name, address in call.inputs.items()}
+        places |= {("output", name): address for name, address in call.outputs.items()} | {("output", "d"): call.d}
+        return [places[tensor.role, tensor.name] for tensor in self.tensors]
 
 
 ENTRY = "pointwise"
