@@ -17,6 +17,7 @@ Array = NDArray[Any]
 Run = Callable[[], Any]
 
 OURS, TORCH, NUMPY = "epigemm", "torch", "numpy"
+CONTENDERS = (OURS, TORCH, NUMPY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +102,16 @@ def torch_eager(name: str, data: Data) -> Run | None:
     return run
 
 
+def contender(who: str, name: str, data: Data, engine: str) -> Run | None:
+    """One of `CONTENDERS`, None if it cannot run here."""
+    if who == OURS:
+        return ours(name, data, engine)
+    return torch_eager(name, data) if who == TORCH else numpy_steps(name, data)
+
+
 def contenders(name: str, data: Data, engine: str) -> dict[str, Run]:
     """Those that can run here, ours first."""
-    runs = {OURS: ours(name, data, engine), TORCH: torch_eager(name, data), NUMPY: numpy_steps(name, data)}
+    runs = {who: contender(who, name, data, engine) for who in CONTENDERS}
     return {who: run for who, run in runs.items() if run is not None}
 
 

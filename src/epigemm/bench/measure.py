@@ -63,9 +63,9 @@ class Row:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the bar against PyTorch holds, None if PyTorch did not run."""
+        """Whether the bar against PyTorch holds, None if there is none or PyTorch did not run."""
         ratio = self.ratio(TORCH)
-        return None if ratio is None else ratio.median <= self.case.bar + BAR_SLACK
+        return None if ratio is None or self.case.bar is None else ratio.median <= self.case.bar + BAR_SLACK
 
     def as_json(self) -> dict[str, Any]:
         others = [who for who in self.times_ms if who != OURS]

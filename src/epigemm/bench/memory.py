@@ -11,12 +11,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from epigemm.bench.baselines import NUMPY, OURS, TORCH
+from epigemm.bench import baselines
+from epigemm.bench.baselines import CONTENDERS, Data
 
 M = N = 16384  # float32: 1 GiB
 K = 64
-OUTPUT_BYTES = M * N * 4
-CONTENDERS = (OURS, TORCH, NUMPY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +41,19 @@ def supported() -> bool:
     return os.access("/proc/self/clear_refs", os.W_OK)
 
 
-def measure(engine: str, on_done: Callable[[], None] = lambda: None) -> list[Peak]:
-    """The peak of each contender that can run here."""
+def measure(engine: str, on_done: Callable[[], None] = lambda: None, m: int = M, n: int = N) -> list[Peak]:
+    """The peak of each contender that can run here, over a float32 output [m, n] of bias and ReLU.
+
+    Raises:
+        RuntimeError: a contender's process failed.
+    """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     peaks = []
     for who in CONTENDERS:
-        command = [sys.executable, "-m", __name__, who, engine]
-        done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+        command = [sys.executable, "-m", __name__, who, engine, str(m), str(n)]
+        done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise RuntimeError(f"measuring the memory of {who} failed ({done.returncode}):\n{done.stderr.strip()}")
         if done.stdout.strip():
             peaks.append(Peak(**json.loads(done.stdout)))
         on_done()
@@ -61,24 +66,20 @@ def _resident_bytes(field: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
-def _run(who: str, engine: str) -> None:
+def _run(who: str, engine: str, m: int, n: int) -> None:
     """In the process of its own: a small run so that everything is loaded, then the large one."""
-    from epigemm.bench import baselines
-
-    def run_of(m: int, n: int) -> baselines.Run | None:
-        return baselines.contenders("bias_relu", baselines.Data.normal(m, n, K, "float32"), engine).get(who)
-
-    small, large = run_of(256, 256), run_of(M, N)
+    small, large = (baselines.contender(who, "bias_relu", Data.normal(*size, K, "float32"), engine) for size in ((256, 256), (m, n)))
     if small is None or large is None:
         return
     small()
     before = _resident_bytes("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     result = large()
-    peak = Peak(who, _resident_bytes("VmHWM") - before, OUTPUT_BYTES)
-    assert result.shape == (M, N)
+    peak = Peak(who, _resident_bytes("VmHWM") - before, m * n * 4)
+    if result.shape != (m, n):
+        raise RuntimeError(f"{who} computed {tuple(result.shape)}")
     print(json.dumps(peak.as_json()))
 
 
 if __name__ == "__main__":
-    _run(*sys.argv[1:])
+    _run(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))

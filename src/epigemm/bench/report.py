@@ -75,22 +75,26 @@ def text(data: dict[str, Any]) -> str:
 
 
 def table(report: Report) -> Any:
-    """Times and ratios as a `rich` table."""
+    """Times in ms and ratios as a `rich` table, a section an epilogue; it fits 80 columns."""
     from rich.table import Table
 
     threads = report.stamp["threads"]
-    drawn = Table(
-        title=f"{report.suite}, engine {report.engine}, {threads} threads, {report.rounds} interleaved rounds", title_justify="left"
-    )
-    for heading in ("case", "plan"):
-        drawn.add_column(heading)
-    for heading in (f"{OURS} ms", f"{TORCH} ms", f"{NUMPY} ms", f"/ {TORCH}", "bar", f"/ {NUMPY}"):
-        drawn.add_column(heading, justify="right")
+    title = f"{report.suite}, engine {report.engine}, {threads} threads, {report.rounds} interleaved rounds, medians in ms"
+    drawn = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    drawn.add_column("", no_wrap=True)
+    for heading in (OURS, TORCH, NUMPY, f"/ {TORCH} (range)", "bar", f"/ {NUMPY}"):
+        drawn.add_column(heading, justify="right", no_wrap=True)
+    epilogue = ""
     for row in report.rows:
-        mark = {True: "[green]holds[/]", False: "[red]missed[/]", None: "not measured"}[row.holds]
+        if row.case.epilogue != epilogue:
+            epilogue = row.case.epilogue
+            drawn.add_row(f"[bold]{epilogue}[/]")
+        mark = {True: " [green]holds[/]", False: " [red]missed[/]", None: ""}[row.holds]
+        bar = "–" if row.case.bar is None else f"{row.case.bar:.1f}{mark}"
         times = [f"{row.median_ms(who):.2f}" if who in row.times_ms else "–" for who in (OURS, TORCH, NUMPY)]
-        cells = [spread(row.ratio(TORCH)), f"{row.case.bar:.2f} {mark}", spread(row.ratio(NUMPY))]
-        drawn.add_row(f"m={row.case.m} n={row.case.n} k={row.case.k} {row.case.epilogue}", row.plan, *times, *cells)
+        in_numpy = row.ratio(NUMPY)
+        last = "–" if in_numpy is None else f"{in_numpy.median:.2f}"
+        drawn.add_row(f"m={row.case.m} n={row.case.n} k={row.case.k}", *times, spread(row.ratio(TORCH)), bar, last)
     return drawn
 
 

@@ -80,7 +80,7 @@ def demo(
 
 @app.command()
 def bench(
-    suite: Annotated[str, typer.Argument(help="What to measure: linear.")] = "linear",
+    suite: Annotated[str, typer.Argument(help="What to measure: linear, or smoke to see that all runs.")] = "linear",
     engine: Engine = "cpu",
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved timings of each contender; 7 or more to be quoted.")] = 11,
     memory: Annotated[bool, typer.Option(help="Measure peak memory over a 1 GiB output too (Linux).")] = True,
