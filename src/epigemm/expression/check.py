@@ -35,10 +35,10 @@ def check(expression: Expression, problem: Problem) -> Expression:
         DTypeError: an input has a dtype that is not read where it is used.
         ExpressionError: an op is given what it does not take; the message names the node.
     """
-    _check_arity(expression, problem)
     for node in expression.nodes():
         verify(node)
         _check_domain(node, problem)
+    _check_arity(expression, problem)
     usage = input_usage(expression)
     inputs = {name: _checked_input(name, operand, usage.get(name, VALUE), problem) for name, operand in problem.inputs}
 

@@ -187,7 +187,7 @@ def mish(node: Node, d: Node) -> tuple[Node | None, ...]:
 def hardswish(node: Node, d: Node) -> tuple[Node | None, ...]:
     x = node.args[0]
     inside = _mul(d, _add(_mul(x, _c(1 / 3)), _c(0.5)))
-    return (_where(Node("lt", x, _c(-3.0)), ZERO, _where(Node("le", x, _c(3.0)), inside, d)),)
+    return (_where(Node("le", x, _c(-3.0)), ZERO, _where(Node("lt", x, _c(3.0)), inside, d)),)
 
 
 def cast(node: Node, d: Node) -> tuple[Node | None, ...]:

@@ -37,7 +37,7 @@ def text(value: Node | Expression) -> str:
         'gelu_tanh(acc + bias)'
     """
     if isinstance(value, Node):
-        whole = _text(value, {}, 0)
+        whole = _text(value, {}, 0, {})
         return whole if len(whole) <= _LONGEST else whole[: _LONGEST - 3] + "..."
     return "\n".join(f"{name} = {formula}" for name, formula in lines(value))
 
@@ -50,14 +50,15 @@ def lines(expression: Expression) -> list[tuple[str, str]]:
         used.update(node.args)
     taken = {o.name for o in expression.outputs} | set(expression.input_names)
     names: dict[Node, str] = {}
+    known: dict[Node, tuple[str, int]] = {}
     result: list[tuple[str, str]] = []
     for output in expression.outputs:
         for node in walk([output.node]):
             if used[node] > 1 and node.args and node not in names and node is not output.node:
                 name = _free_name(taken)
-                result.append((name, _text(node, names, 0)))
+                result.append((name, _text(node, names, 0, known)))
                 names[node] = name
-        result.append((output.name, _text(output.node, names, 0)))
+        result.append((output.name, _text(output.node, names, 0, known)))
         if output.node.args:
             names.setdefault(output.node, output.name)
     return result
@@ -73,38 +74,43 @@ def _free_name(taken: set[str]) -> str:
 
 def number(value: object) -> str:
     """A constant, without a needless `.0`."""
-    if isinstance(value, float) and value.is_integer() and abs(value) < 1e9 and str(value) != "-0.0":
-        return str(int(value))
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e9:
+        return str(int(value)) if str(value) != "-0.0" else "-0.0"
     return f"{value:.9g}" if isinstance(value, float) else str(value)
 
 
-def _text(node: Node, names: dict[Node, str], binding: int) -> str:
+# Formulas already written, without which a shared part would be written 2^depth times.
+_Known = dict[Node, tuple[str, int]]
+
+
+def _text(node: Node, names: dict[Node, str], binding: int, known: _Known) -> str:
     if node in names:
         return names[node]
-    formula, own = _formula(node, names)
-    if len(formula) > 4 * _LONGEST:
-        formula = formula[: 4 * _LONGEST]
+    if node not in known:
+        formula, own = _formula(node, names, known)
+        known[node] = formula[: 4 * _LONGEST], own
+    formula, own = known[node]
     return f"({formula})" if own < binding else formula
 
 
-def _formula(node: Node, names: dict[Node, str]) -> tuple[str, int]:
+def _formula(node: Node, names: dict[Node, str], known: _Known) -> tuple[str, int]:
     op, args = node.op, node.args
     if op in _INFIX:
         symbol, level = _INFIX[op]
-        left = _text(args[0], names, level + (level == 1))
-        return f"{left} {symbol} {_text(args[1], names, level + 1)}", level
+        left = _text(args[0], names, level + (level == 1), known)
+        return f"{left} {symbol} {_text(args[1], names, level + 1, known)}", level
     if op in _PREFIX:
         symbol, level = _PREFIX[op]
-        return symbol + _text(args[0], names, level), level
+        return symbol + _text(args[0], names, level, known), level
     if op == "power":
-        return f"{_text(args[0], names, _POWER + 1)} ** {number(node.param('exponent'))}", _POWER
+        return f"{_text(args[0], names, _POWER + 1, known)} ** {number(node.param('exponent'))}", _POWER
     if not args:
         return _leaf(node)
-    inside = [_text(a, names, 0) for a in args]
+    inside = [_text(a, names, 0, known) for a in args]
     name = op
-    if op == "gelu" and node.param("approximate") == "tanh":
-        name = "gelu_tanh"
-    elif op not in ("gelu",):
+    if op == "gelu":
+        name = "gelu_tanh" if node.param("approximate") == "tanh" else "gelu"
+    else:
         inside += [f"{key}={number(value)}" for key, value in node.params]
     return f"{name}({', '.join(inside)})", _ATOM
 

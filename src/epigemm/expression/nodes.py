@@ -14,6 +14,8 @@ from weakref import WeakValueDictionary
 # Where a node's value varies: nowhere, along m, along n, everywhere; "bits" is a packed mask in memory.
 SCALAR, COLUMN, ROW, MATRIX, BITS = "scalar", "column", "row", "matrix", "bits"
 
+_LONGEST_REPR = 1000
+
 _interned: WeakValueDictionary[Hashable, Node] = WeakValueDictionary()
 _lock = threading.Lock()
 
@@ -72,12 +74,20 @@ class Node:
 
     def __repr__(self) -> str:
         """The node as text, `gelu(add(acc, bias))`; `format.py` writes it as a person would."""
-        if self.op == "input":
-            return str(self.param("name"))
-        if self.op == "constant":
-            return repr(self.param("value"))
-        inside = [repr(a) for a in self.args] + [f"{k}={v!r}" for k, v in self.params]
-        return f"{self.op}({', '.join(inside)})" if inside else self.op
+        # Cut short: a shared part would be written 2^depth times.
+        known: dict[Node, str] = {}
+        for node in walk([self]):
+            known[node] = _shown(node, known)[:_LONGEST_REPR]
+        return known[self]
+
+
+def _shown(node: Node, known: dict[Node, str]) -> str:
+    if node.op == "input":
+        return str(node.param("name"))
+    if node.op == "constant":
+        return repr(node.param("value"))
+    inside = [known[a] for a in node.args] + [f"{k}={v!r}" for k, v in node.params]
+    return f"{node.op}({', '.join(inside)})" if inside else node.op
 
 
 def _rebuild(op: str, args: tuple[Node, ...], params: tuple[tuple[str, Hashable], ...]) -> Node:

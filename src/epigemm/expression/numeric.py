@@ -158,15 +158,17 @@ def mish(x: Array, out: Array = None) -> Array:
     """x * tanh(log1p(e)) with e = exp(x) is x * n / (n + 2) with n = e * (e + 2); beyond 20 the factor is 1."""
     x = np.asarray(x)
     finite = _finite_below(x, FAR)
-    n = np.exp(minimum(finite, 20, out=_fresh(finite, out)))
-    n *= n + 2
-    t = np.divide(n, n + 2, out=n)
+    t = _fresh(finite, out)
+    minimum(finite, 20, out=t)
+    np.exp(t, out=t)
+    t *= t + 2
+    np.divide(t, t + 2, out=t)
     return np.multiply(t, finite, out=t if out is None else out)
 
 
 def hardswish(x: Array, out: Array = None) -> Array:
-    x = maximum(x, -3)
-    t = x + 3
+    x = np.asarray(maximum(x, -3))
+    t = np.add(x, 3, out=np.empty_like(x))
     minimum(t, 6, out=t)
     t *= 1 / 6
     return np.multiply(t, x, out=t if out is None else out)

@@ -4,7 +4,8 @@ Adding an op is adding a row here (and its helper, if it needs one, to `numeric.
 `engines/cuda/prelude.cuh`).
 
 Spellings are format strings over the arguments `{0} {1} {2}` and the parameters by name; the generators give literals of the accumulator
-type for numbers. CUDA's `epi_…` functions are overloaded for float and double in `prelude.cuh`, which has complex operators too; Triton's are functions of `engines/triton/prelude.py`. A cast is spelled by the generators, which know how each type is stored.
+type for numbers. CUDA's `epi_…` functions are overloaded for float and double in `prelude.cuh`, which has complex operators too;
+Triton's are functions of `engines/triton/prelude.py`. A cast is spelled by the generators, which know how each type is stored.
 """
 
 from __future__ import annotations

@@ -55,11 +55,7 @@ _DOUBLE_END = 6.0
 def erf(x: Array, out: Array = None) -> Array:
     """The error function, within 2 units in the last place in float32 and float64."""
     x = np.asarray(x)
-    result = _erf_double(x) if x.dtype == np.float64 else _erf_single(x)
-    if out is None:
-        return result
-    np.copyto(out, result)
-    return out
+    return _erf_double(x, out) if x.dtype == np.float64 else _erf_single(x, out)
 
 
 def _polynomial(coefficients: tuple[float, ...], x: Array) -> Array:
@@ -71,19 +67,19 @@ def _polynomial(coefficients: tuple[float, ...], x: Array) -> Array:
     return total
 
 
-def _erf_single(x: Array) -> Array:
+def _erf_single(x: Array, out: Array) -> Array:
     x = np.clip(x, -_SINGLE_END, _SINGLE_END)
     z = x * x
     p = _polynomial(_SINGLE_P, z)
     p /= _polynomial(_SINGLE_Q, z)
     p *= x
-    return np.clip(p, -1, 1, out=p)
+    return np.clip(p, -1, 1, out=out)
 
 
-def _erf_double(x: Array) -> Array:
+def _erf_double(x: Array, out: Array) -> Array:
     size = np.minimum(np.abs(x), _DOUBLE_END)
     z = size * size
     inner = np.minimum(z, 1)
     near = size * (_polynomial(_NEAR_P, inner) / _polynomial(_NEAR_Q, inner))
     far = 1 - np.exp(-z) * (_polynomial(_FAR_P, size) / _polynomial(_FAR_Q, size))
-    return np.copysign(np.where(size < 1, near, far), x)
+    return np.copysign(np.where(size < 1, near, far), x, out=out)

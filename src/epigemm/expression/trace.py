@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import sys
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from types import FunctionType
@@ -150,6 +152,11 @@ class Epilogue:
         return text(self.expression())
 
     def __reduce__(self) -> tuple[Any, ...]:
+        module, name = getattr(self.function, "__module__", ""), getattr(self.function, "__qualname__", "")
+        held = getattr(sys.modules.get(module), name, None)
+        if isinstance(held, Epilogue) and held.function is self.function:
+            # The name leads to the decorated function, so the function itself cannot be found under it.
+            return _reopen, (module, name, self.constants)
         return Epilogue, (self.function, self.constants, self.accumulators)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -253,6 +260,11 @@ class Epilogue:
     def lines(self) -> list[tuple[str, str]]:
         """(name, formula) of each line that printing shows."""
         return lines(self.expression())
+
+
+def _reopen(module: str, name: str, constants: tuple[tuple[str, Hashable], ...]) -> Epilogue:
+    held: Epilogue = getattr(importlib.import_module(module), name)
+    return Epilogue(held.function, constants, held.accumulators)
 
 
 def _verify_constant(name: str, value: object) -> None:

@@ -62,7 +62,14 @@ def lift(x: Any) -> Node:
 
 def apply(op: str, *args: Any, **params: Hashable) -> Value:
     """The value of an op over values and numbers; wrong kinds are refused here, at the line that wrote them."""
-    return Value(verify(Node(op, *(lift(a) for a in args), **params)))
+    # A whole number is the same number in the accumulator's type; only a seed keeps its 64 bits.
+    nodes = map(lift, args) if op == "uniform" else map(_as_number, map(lift, args))
+    return Value(verify(Node(op, *nodes, **params)))
+
+
+def _as_number(node: Node) -> Node:
+    value = node.param("value") if node.op == "constant" else None
+    return constant(float(value)) if type(value) is int else node
 
 
 def _binary(op: str) -> tuple[Any, Any]:
@@ -131,9 +138,7 @@ class Value:
         self._refuse(what, "Use eg.where(condition, x, y); eg.minimum and eg.maximum; & | ~ for and, or, not.")
 
     def __iter__(self) -> Iterator[Any]:
-        self._refuse(
-            f"`{text(self.node)}` cannot be iterated or unpacked.", "It is each element; several values are returned by eg.outputs."
-        )
+        self._refuse(f"`{text(self.node)}` cannot be iterated or unpacked.", "Return several values by eg.outputs.")
 
     def __getitem__(self, index: Any) -> Value:
         self._refuse(f"`{text(self.node)}` cannot be indexed.", "It stands for each element; pass slices as inputs of their own.")
