@@ -1,4 +1,4 @@
-"""Rewrites that keep every result to the bit, NaN, infinities and signed zeros' meaning included; and eager rounding."""
+"""Rewrites that keep every result to the bit, NaN and infinities included (but for the sign of a ReLU's zero); and eager rounding."""
 
 from __future__ import annotations
 
