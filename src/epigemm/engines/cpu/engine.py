@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from epigemm.dtypes import DType
 from epigemm.engines.base import AbstractEngine, AbstractExecutable, Refusal
 from epigemm.engines.cpu import threads
 from epigemm.engines.cpu.panels import CpuExecutable, compile_walk, copied, workspace_bytes
-from epigemm.engines.cpu.tiling import tiling
-from epigemm.engines.cpu.walk import walk_of
+from epigemm.engines.cpu.tiling import Tiling, tiling
+from epigemm.engines.cpu.walk import Walk, walk_of
 from epigemm.expression.nodes import Expression
 from epigemm.plans import Candidate
 from epigemm.problem import Operand, Problem
+
+# Other panels that autotune tries: rows and columns times these fractions.
+_VARIATIONS = ((2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 1, 2), (1, 1, 2, 1), (2, 1, 1, 2))
 
 
 class CpuEngine(AbstractEngine):
@@ -26,23 +31,27 @@ class CpuEngine(AbstractEngine):
     def candidates(self, problem: Problem, expression: Expression, limit: int) -> tuple[Candidate, ...]:
         walk = walk_of(problem, expression)
         program = compile_walk(walk)
-        best = tiling(walk).rows
-        workers = threads.count()
-        tried: dict[tuple[int, int], Candidate] = {}
-        for rows, count in ((best, workers), (best // 2, workers), (best * 2, workers), (best, 1), (best // 4, workers)):
-            cut = tiling(walk, rows)
-            key = (cut.rows, count)
-            if rows > 0 and key not in tried:
-                config = (("panel_rows", cut.rows), ("threads", count))
-                tried[key] = Candidate(self.name, config, workspace_bytes(walk, program, cut, count))
-        return tuple(tried.values())[: max(limit, 1)]
+        several = threads.count() if threads.can_keep_blas_alone() else 1
+        best = tiling(walk, several)
+        cuts = [best, *(tiling(walk, several, max(1, best.rows * p // q), max(1, best.columns * r // s)) for p, q, r, s in _VARIATIONS)]
+        cuts.append(tiling(walk, 1))
+        found = dict.fromkeys((("panel_columns", c.columns), ("panel_rows", c.rows), ("threads", c.threads)) for c in cuts)
+        return tuple(
+            Candidate(self.name, config, workspace_bytes(walk, program, _cut(walk, dict(config))))
+            for config in list(found)[: max(limit, 1)]
+        )
 
     def notes(self, problem: Problem, expression: Expression) -> tuple[str, ...]:
         return tuple(_how_copied(name, x, problem.acc_dtype) for name, x in copied(walk_of(problem, expression)))
 
     def prepare(self, problem: Problem, expression: Expression, candidate: Candidate) -> AbstractExecutable:
         walk = walk_of(problem, expression)
-        return CpuExecutable(walk, compile_walk(walk), tiling(walk, candidate["panel_rows"]), candidate["threads"])
+        return CpuExecutable(walk, compile_walk(walk), _cut(walk, dict(candidate.config)))
+
+
+def _cut(walk: Walk, config: dict[str, Any]) -> Tiling:
+    count = config["threads"] if threads.can_keep_blas_alone() else 1
+    return tiling(walk, count, config["panel_rows"], config["panel_columns"])
 
 
 def _how_copied(name: str, x: Operand, accumulator: DType) -> str:

@@ -34,7 +34,6 @@ class Strip:
         values: the value of each node, by slot.
         stores: where values may be written: accumulators, then outputs, then buffers.
         rows, columns: the strip's place in the walk.
-        index: its number within its panel.
         batch: flattened batch indices, one an item of the group.
     """
 
@@ -42,7 +41,6 @@ class Strip:
     stores: list[Any]
     rows: range
     columns: range
-    index: int
     batch: range
 
 
@@ -65,6 +63,7 @@ class Program:
         constants: (slot, value), filled in once.
         loads: the inputs.
         acc_slots: the slot of each accumulator, None where the expression does not use it.
+        row_slots: slots whose values vary along a row only; they are computed for a block of columns and cut for its panels.
         operand_sums: (slot of the value, slot of the float64 sum, operand's name).
         once, each_block, each_strip: steps a matrix, a block of columns, a strip.
         buffers: dtype of each scratch buffer of a strip.
@@ -76,6 +75,7 @@ class Program:
     constants: list[tuple[int, Any]] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
     acc_slots: list[int | None] = field(default_factory=list)
+    row_slots: list[int] = field(default_factory=list)
     operand_sums: list[tuple[int, int, str]] = field(default_factory=list)
     once: list[Step] = field(default_factory=list)
     each_block: list[Step] = field(default_factory=list)
@@ -194,11 +194,13 @@ class Compiler:
 
     def _emit(self, node: Node, phase: int) -> None:
         slot = self.slot[node] = self._new_slot()
+        extent = extent_of(node, self.extents, self.column_sums)
+        if extent == ROW:
+            self.program.row_slots.append(slot)
         leaf = {"acc": self._acc, "constant": self._constant, "input": self._input, "operand_sum": self._operand_sum}.get(node.op)
         if leaf is not None:
             leaf(node, slot)
             return
-        extent = extent_of(node, self.extents, self.column_sums)
         if extent == MATRIX:
             target = None if node.op in _FRESH else self._target(node, phase)
             self.program.each_strip.append(self._step(node, slot, target))
@@ -238,6 +240,8 @@ class Compiler:
 
     def _operand_sum(self, node: Node, slot: int) -> None:
         exact = self.exact[node] = self._new_slot()
+        if node.param("operand") not in self.column_sums:
+            self.program.row_slots.append(exact)
         self.program.operand_sums.append((slot, exact, str(node.param("operand"))))
 
     def _new_slot(self) -> int:

@@ -1,7 +1,8 @@
-"""Reductions over D: float64 partial sums a strip, added in the order of the walk whatever thread made them."""
+"""Reductions over D: float64 partial results a panel, put together in the order of the walk whatever thread made them."""
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ from epigemm.engines.cpu import narrow
 from epigemm.engines.cpu.evaluate import Strip
 from epigemm.engines.cpu.narrow import Array
 
-_UFUNC = {"sum": np.add, "amax": np.maximum}
+_UFUNC: dict[str, Any] = {"sum": np.add, "amax": np.maximum}
 _START = {"sum": 0.0, "amax": -np.inf}
+_AXES: dict[str, Any] = {"m": -2, "n": -1, "mn": (-2, -1)}
 
 
 class Total:
@@ -21,43 +23,57 @@ class Total:
         op: "sum" or "amax".
         axis: what is reduced: "m" (down the rows of the walk), "n" (along them), "mn".
         target: where the result goes, (..., m | 1, n | 1).
-        single: the walk has one block of columns, so that a strip's row sums are final.
+        whole_rows: a panel has all columns of its rows, so that their sums are final.
     """
 
-    def __init__(self, op: str, axis: str, target: Array, single: bool) -> None:
-        self.ufunc: Any = _UFUNC[op]
-        self.axis, self.target, self.direct = axis, target, single and axis == "n"
-        self.options: dict[str, Any] = {"keepdims": True}
-        wide = np.dtype(np.complex128 if target.dtype.kind == "c" else np.float64)
-        if op == "sum":
-            self.options["dtype"] = wide
-        self.total = None if self.direct else np.full(target.shape, _START[op], wide)
-        self.partials: dict[int, tuple[int, int, Array]] = {}
+    def __init__(self, op: str, axis: str, target: Array, whole_rows: bool) -> None:
+        self.op, self.ufunc, self.axis, self.target = op, _UFUNC[op], axis, target
+        self.direct = whole_rows and axis == "n"
+        self.wide = np.dtype(np.complex128 if target.dtype.kind == "c" else np.float64)
+        self.options: dict[str, Any] = {"keepdims": True} | ({"dtype": self.wide} if op == "sum" else {})
+        self.total = None if self.direct else self.start(target.shape)
+        self.lock, self.waiting, self.next = threading.Lock(), dict[int, "Part"](), 0
 
-    def add(self, value: Any, strip: Strip) -> None:
-        """Take in the strip's values."""
-        x = np.broadcast_to(value, (*self.target.shape[:-2], len(strip.rows), len(strip.columns)))
-        axes = {"m": -2, "n": -1, "mn": (-2, -1)}[self.axis]
-        part = self.ufunc.reduce(x, axis=axes, **self.options)
-        if self.axis != "n":
-            self.partials[strip.index] = (strip.columns.start, strip.columns.stop, part)
-        elif self.direct:
-            narrow.store(self.target[..., strip.rows.start : strip.rows.stop, :], part)
-        else:
-            assert self.total is not None
-            lines = self.total[..., strip.rows.start : strip.rows.stop, :]
-            self.ufunc(lines, part, out=lines)
+    def start(self, shape: tuple[int, ...]) -> Array:
+        return np.full(shape, _START[self.op], self.wide)
 
-    def end_panel(self) -> None:
-        """Add the panel's partial sums in the order of its strips."""
-        for index in sorted(self.partials):
-            start, stop, part = self.partials[index]
-            assert self.total is not None
-            total = self.total[..., start:stop] if self.axis == "m" else self.total
-            self.ufunc(total, part, out=total)
-        self.partials.clear()
+    def finish(self, index: int, part: Part) -> None:
+        """Take in the panel with this number: at once if it is the next, else when those before it are in."""
+        if self.total is None:
+            return
+        with self.lock:
+            self.waiting[index] = part
+            while self.next in self.waiting:
+                done = self.waiting.pop(self.next)
+                place = self.total[done.place]
+                self.ufunc(place, done.values, out=place)
+                self.next += 1
 
     def end(self) -> None:
         """Store the result."""
         if self.total is not None:
             narrow.store(self.target, self.total)
+
+
+class Part:
+    """A panel's share of a Total: its strips come in order, from one thread."""
+
+    def __init__(self, total: Total, rows: range, columns: range) -> None:
+        self.total, self.first = total, rows.start
+        lines = slice(None) if total.axis != "n" else slice(rows.start, rows.stop)
+        across = slice(None) if total.axis != "m" else slice(columns.start, columns.stop)
+        self.place = (..., lines, across)
+        if total.total is not None:
+            self.values = total.start(total.total[self.place].shape)
+
+    def add(self, value: Any, strip: Strip) -> None:
+        """Take in the strip's values."""
+        total = self.total
+        x = np.broadcast_to(value, (*total.target.shape[:-2], len(strip.rows), len(strip.columns)))
+        part = total.ufunc.reduce(x, axis=_AXES[total.axis], **total.options)
+        if total.direct:
+            narrow.store(total.target[..., strip.rows.start : strip.rows.stop, :], part)
+        elif total.axis == "n":
+            self.values[..., strip.rows.start - self.first : strip.rows.stop - self.first, :] = part
+        else:
+            total.ufunc(self.values, part, out=self.values)

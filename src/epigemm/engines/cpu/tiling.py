@@ -1,8 +1,10 @@
-"""How D is cut: panels of rows whose product fits the last-level cache, strips whose epilogue fits a core's own.
+"""How D is cut: blocks of columns, panels whose product fits a thread's share of the cache, strips whose epilogue fits a core's own.
 
-One product call packs its operands anew, so panels want to be tall (on an AMD EPYC, Zen 5, two cores, m=2048 n=4096 k=1024 float32:
-102, 56, 44 and 41 ms for panels of 32, 128, 512 and 1024 rows); an epilogue of several passes wants its values near, so a panel
-is finished in strips.
+The right operands of a block are widened once, where they are narrow, for all the panels of the block. Panels are what threads share out.
+Each product call packs its operands anew, so panels want to be large; an epilogue of several passes wants its values near, so a panel
+is finished in strips. Measured on two cores of an AMD EPYC (Zen 5), float32 with bias and ReLU: m=2048 n=4096 k=1024 takes 163 to 216 ms
+with panels of 256x4096 up to 1024x4096 where 64x256 takes 345 (other jobs running), m=8192 n=2048 k=256 27 ms with 256x2048 and 46
+with 64x256.
 """
 
 from __future__ import annotations
@@ -24,10 +26,13 @@ RIGHT_BYTES = 16 * _MIB
 LEFT_BYTES = 8 * _MIB
 ACC_BYTES = 8 * _MIB
 
-_LEAST_ROWS = 64
 _LEAST_COLUMNS = 256
 _LEAST_DEPTH = 512
 _LINE_BYTES = 64 * 1024  # longest line of a panel: a strip then has at least four
+_ROWS = 256
+_LEAST_ELEMENTS = 1 << 14
+_MOST_ELEMENTS = 1 << 20
+_PANELS_A_THREAD = 4  # so that threads end together
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +40,22 @@ class Tiling:
     """Sizes in elements.
 
     Args:
-        rows, columns, depth: a panel is [rows, columns] of D, summed over k in steps of `depth`.
+        block: columns of D for which the right operands are made ready at a time.
+        rows, columns, depth: a panel is [rows, columns] of D within a block, summed over k in steps of `depth`.
         strip: rows that the epilogue finishes at a time.
         group: batch items computed together, where a whole matrix is one strip.
-        keep_right: the right operands' columns of a panel are widened whole, once for all panels below each other.
+        keep_right: the right operands' columns of a block are widened whole, once for all its panels.
+        threads: how many share out the panels; with one, BLAS uses threads of its own.
     """
 
+    block: int
     rows: int
     columns: int
     depth: int
     strip: int
     group: int
     keep_right: bool
+    threads: int
 
 
 @cache
@@ -85,34 +94,60 @@ def whole_inputs(walk: Walk) -> frozenset[str]:
     return frozenset(name for name, x in problem.inputs if x.rows == problem.m and x.columns == problem.n)
 
 
-def tiling(walk: Walk, rows: int | None = None) -> Tiling:
-    """The cut for a walk; `rows` overrides the panel's height."""
+def tiling(walk: Walk, threads: int, rows: int | None = None, columns: int | None = None) -> Tiling:
+    """The cut for a walk.
+
+    Args:
+        walk: what is cut.
+        threads: how many share out the panels.
+        rows, columns: size of a panel, None for the one expected to be fastest. Memory bounds it in any case.
+    """
     dtype = walk.problem.acc_dtype.numpy
-    size, last_level = dtype.itemsize, cache_bytes()[1]
+    size = dtype.itemsize
     copied_left = sum(copies(x, dtype) for x in walk.left)
     copied_right = sum(copies(x, dtype) for x in walk.right)
     m, n, k = max(walk.m, 1), max(walk.n, 1), max(walk.k, 1)
 
-    columns = min(n, _LINE_BYTES // size)
-    keep_right = False
+    block, keep_right = n, False
     if copied_right:
         fitting = RIGHT_BYTES // (copied_right * size * k)
         keep_right = fitting >= min(n, _LEAST_COLUMNS)
-        columns = min(columns, fitting if keep_right else 4 * _LEAST_COLUMNS)
-    columns = columns if columns >= n else max(64, columns // 64 * 64)
+        block = _part_of(n, fitting, 64) if keep_right else n
+    high, wide = _panel(walk, size, threads)
+    columns = _part_of(block, min(columns or wide, _LINE_BYTES // size), 64)
+    rows = rows or high
+    if copied_left:
+        rows = min(rows, LEFT_BYTES // threads // (copied_left * size * min(k, _LEAST_DEPTH)))
+    if not acc_in_d(walk) or len(walk.problem.b) > 1:
+        rows = min(rows, ACC_BYTES // threads // (columns * size * len(walk.problem.b)))
+    rows = _part_of(m, rows, 8)
 
-    panel_bytes = min(max(last_level, 8 * _MIB), 2 * ACC_BYTES if acc_in_d(walk) else ACC_BYTES)
-    if rows is None:
-        rows = panel_bytes // (columns * size * len(walk.problem.b))
-    rows = m if rows >= m else min(m, max(_LEAST_ROWS, rows // 8 * 8))
     depth = k
     if copied_left:
-        depth = min(depth, max(_LEAST_DEPTH, LEFT_BYTES // (copied_left * size * rows)))
+        depth = min(depth, max(1, LEFT_BYTES // threads // (copied_left * size * rows)))
     if copied_right and not keep_right:
-        depth = min(depth, max(1, RIGHT_BYTES // (copied_right * size * columns)))
+        depth = min(depth, max(1, RIGHT_BYTES // threads // (copied_right * size * columns)))
     strip = min(rows, max(1, _strip_bytes() // (columns * size)))
     group = _group(walk, size) if (rows, columns, depth) == (m, n, k) else 1
-    return Tiling(rows, columns, depth, rows if group > 1 else strip, group, keep_right)
+    return Tiling(block, rows, columns, depth, rows if group > 1 else strip, group, keep_right, threads)
+
+
+def _part_of(whole: int, part: int, multiple: int) -> int:
+    """`part`, at most the whole and a multiple where it is less."""
+    return whole if part >= whole else min(whole, max(multiple, part // multiple * multiple))
+
+
+def _panel(walk: Walk, size: int, threads: int) -> tuple[int, int]:
+    """(rows, columns) of a panel. With one thread BLAS has threads of its own, which want few, tall panels."""
+    last_level = cache_bytes()[1]
+    if threads == 1:
+        wide = min(walk.n, _LINE_BYTES // size)
+        return max(64, min(last_level, 2 * ACC_BYTES) // (max(wide, 1) * size)), wide
+    elements = min(last_level // (2 * threads * size), _MOST_ELEMENTS, walk.m * walk.n // (_PANELS_A_THREAD * threads))
+    elements = max(elements, _LEAST_ELEMENTS)
+    high = min(walk.m, _ROWS)
+    wide = min(walk.n, max(_LEAST_COLUMNS, elements // max(high, 1)))
+    return max(high, elements // 4 // max(wide, 1)), wide
 
 
 def _strip_bytes() -> int:
