@@ -27,6 +27,8 @@ SAVED = {
     "tanh": (lambda acc, bias: eg.tanh(acc + bias), 1, 0, ["result"]),
     "sigmoid": (lambda acc, bias: eg.sigmoid(acc + bias), 1, 0, ["result"]),
     "exp": (lambda acc, bias: eg.exp(acc + bias), 1, 0, ["result"]),
+    "cast_tanh": (lambda acc, bias: eg.cast(eg.tanh(acc + bias), "bfloat16"), 1, 0, ["result"]),
+    "cast_narrow": (lambda acc, bias: eg.cast(eg.tanh(acc + bias), "float8_e5m2"), 1, MATRIX, ["value"]),
     "linear": (lambda acc, bias: acc + bias, 1, 0, []),
     "scaled": (lambda acc, bias: 3.0 * (acc + bias) - 1.0, 1, 0, []),
     "residual": (lambda acc, bias, residual: acc + bias + residual, 1, 0, []),

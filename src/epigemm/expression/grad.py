@@ -9,7 +9,7 @@ from math import prod
 from epigemm import dtypes, layouts
 from epigemm.errors import GradientError
 from epigemm.errors.types import listed, say
-from epigemm.expression.check import SUMMED, extent, input_extent, input_usage
+from epigemm.expression.check import AS_D, SUMMED, extent, input_extent, input_usage
 from epigemm.expression.cut import cheapest_cut
 from epigemm.expression.format import text
 from epigemm.expression.nodes import BITS, COLUMN, MATRIX, ROW, SCALAR, Expression, Node, Output, acc, constant, input_, transform, walk
@@ -344,9 +344,12 @@ def _stored(expression: Expression, size: _SizeOf) -> dict[Node, Output]:
     """What the forward stores anyway, in no fewer bits than a saved value would have."""
     result: dict[Node, Output] = {}
     for output in expression.outputs:
-        stored = output.dtype if output.dtype not in ("", "d") else size.dtype
+        cast = output.node.param("dtype") if output.node.op == "cast" else None
+        stored = str(cast) if cast else output.dtype if output.dtype not in ("", AS_D) else size.dtype
         if kind(output.node) == VALUE and dtypes.of(stored).bytes >= dtypes.of(size.saved_dtype or size.dtype).bytes:
-            result.setdefault(output.node, output)
+            # A cast at the root is the rounding of storing: the value below it has the same bits once stored.
+            for node in _under_casts(output.node)[:2]:
+                result.setdefault(node, output)
         elif output.node.op == "bitmask":
             result.setdefault(output.node.args[0], output)
     return result
