@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from epigemm.expression import tanh as tanh
     from epigemm.expression import unbitmask as unbitmask
     from epigemm.expression import where as where
+    from epigemm.linalg.advanced import helpers as helpers
     from epigemm.options import BaseCUDAMemoryManager as BaseCUDAMemoryManager
     from epigemm.options import BaseCUDAMemoryManagerAsync as BaseCUDAMemoryManagerAsync
     from epigemm.options import CudaDataType as CudaDataType
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
     from epigemm.options import MatmulPlanPreferences as MatmulPlanPreferences
     from epigemm.options import MatmulQuantizationScales as MatmulQuantizationScales
     from epigemm.options import MatmulReductionScheme as MatmulReductionScheme
+    from epigemm.options import MemoryPointer as MemoryPointer
     from epigemm.options import matrix_qualifiers_dtype as matrix_qualifiers_dtype
     from epigemm.plans import Algorithm as Algorithm
 
@@ -96,9 +98,10 @@ _NAMES_BY_MODULE = {
         ShapeError StateError StoreError TraceError UnsupportedEpilogue UnsupportedProblem""",
     "epigemm.expression": """abs amax bitmask cast clamp dropout epilogue erf exp gelu hardswish leaky_relu log maximum minimum mish
         operand_sum outputs relu relu_aux rsqrt sigmoid silu softplus sqrt square sum tanh unbitmask where""",
+    "epigemm.linalg.advanced": "helpers",
     "epigemm.options": """BaseCUDAMemoryManager BaseCUDAMemoryManagerAsync CudaDataType MatmulComputeType MatmulEpilog
         MatmulEpilogPreferences MatmulInnerShape MatmulNumericalImplFlags MatmulOptions MatmulPlanPreferences
-        MatmulQuantizationScales MatmulReductionScheme matrix_qualifiers_dtype""",
+        MatmulQuantizationScales MatmulReductionScheme MemoryPointer matrix_qualifiers_dtype""",
     "epigemm.plans": "Algorithm",
 }
 _MODULE_OF = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}

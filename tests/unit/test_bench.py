@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 
@@ -49,9 +50,8 @@ def test_what_was_never_written_is_found(data):
 
 def test_operands_rounded_to_tf32_are_found(data):
     """The tolerance is that of float32, not of a tensor core."""
-    rounded = Data(
-        *((np.ascontiguousarray(x).view(np.uint32) + 0x1000 & 0xFFFFE000).view(np.float32) for x in (data.x, data.weight, data.bias))
-    )
+    bits = [x.view(np.uint32) + 0x1000 & 0xFFFFE000 for x in (data.x, data.weight, data.bias)]
+    rounded = Data(*(x.view(np.float32) for x in bits))
     with pytest.raises(AssertionError, match="planted"):
         measure.verify(CASE, data, baselines.numpy_steps("bias_relu", rounded)(), "planted")
 
@@ -82,7 +82,7 @@ def test_each_contender_is_timed_in_every_round():
     times = measure.time_interleaved_ms({who: counted(who) for who in calls}, 3, lambda: seen.append(dict(calls)))
     assert {who: len(t) for who, t in times.items()} == {"a": 3, "b": 3}
     assert all(t > 0 for who in times for t in times[who])
-    assert all(later["a"] > earlier["a"] and later["b"] > earlier["b"] for earlier, later in zip(seen, seen[1:], strict=False))
+    assert all(later["a"] > earlier["a"] and later["b"] > earlier["b"] for earlier, later in itertools.pairwise(seen))
 
 
 def test_a_ratio_is_taken_round_by_round():
