@@ -205,10 +205,10 @@ def _aux(epilog: Epilog, product: Product, order: str, name: str, tensor: Tensor
 
 def checked(expression: Expression, problem: Problem) -> Expression:
     """The expression as an engine gets it: simplified, rounded as the options ask, every node and output typed."""
-    expression = simplify.simplify(expression)
+    simple = simplify.simplify(expression)
     if problem.compute.rounding == "eager":
-        expression = simplify.eager(expression, problem.d.dtype.name)
-    return check.check(expression, problem)
+        simple = simplify.eager(simple, problem.d.dtype.name)
+    return check.check(simple, problem, written=expression)
 
 
 # ---------------------------------------------------------------- outputs

@@ -141,3 +141,13 @@ def test_wrong_masks_are_refused(library: Any) -> None:
         eg.matmul(a, b, epilog="drelu", epilog_inputs={"relu_aux": library.of(np.zeros((16, 6), "f4"))})
     with pytest.raises(ValueError, match=r"must have the MM shape \(\.\.\., 16, 6\)"):
         eg.matmul(a, b, epilog="drelu", epilog_inputs={"relu_aux": library.of(np.zeros((3, 6), np.uint8))})
+
+
+def test_a_mask_that_simplification_leaves_unread(library: Any) -> None:
+    """where(mask, x, x) is x; its mask is still a mask and no matrix that does not fit."""
+    a, b = whole(9, 20, "float32")
+    mask = library.of(np.zeros((9, 16), np.uint8))
+    d = eg.matmul(
+        library.of(a), library.of(b), epilog=lambda acc, mask: eg.where(eg.unbitmask(mask), acc, acc), epilog_inputs={"mask": mask}
+    )
+    assert np.array_equal(library.numpy(d), a @ b)

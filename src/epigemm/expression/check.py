@@ -22,12 +22,14 @@ SUMMED = {SCALAR: "mn", COLUMN: "n", ROW: "m"}
 _REAL = {"complex64": "float32", "complex128": "float64"}
 
 
-def check(expression: Expression, problem: Problem) -> Expression:
+def check(expression: Expression, problem: Problem, written: Expression | None = None) -> Expression:
     """The expression with every extent and dtype filled in, and each `sum_like` resolved.
 
     Args:
         expression: traced, named or derived.
         problem: gives the inputs' shapes and dtypes, D's dtype and order.
+        written: the expression before it was simplified: an input that nothing reads any more (where(mask, x, x)) is checked as
+            what it was read as there.
 
     Raises:
         EpilogInputError: an input is missing or unknown.
@@ -39,7 +41,7 @@ def check(expression: Expression, problem: Problem) -> Expression:
         verify(node)
         _check_domain(node, problem)
     _check_arity(expression, problem)
-    usage = input_usage(expression)
+    usage = input_usage(written or expression)
     inputs = {name: _checked_input(name, operand, usage.get(name, VALUE), problem) for name, operand in problem.inputs}
 
     def fill(node: Node) -> Node | None:

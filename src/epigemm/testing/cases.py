@@ -12,7 +12,7 @@ import numpy as np
 from epigemm.testing.epilogues import EPILOGUES, PREDEFINED, Input, Row
 from epigemm.testing.formats import Array, pack
 from epigemm.testing.numeric import Guarded
-from epigemm.testing.placing import LAYOUTS, NEGATIVE, ORDER_OF, SHARED, place
+from epigemm.testing.placing import LAYOUTS, NEGATIVE, SHARED, order_of, place
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +118,17 @@ class Case:
         """The order that D must have: the option's, else C's, else the epilog's, else A's."""
         if self.order:
             return self.order
-        if self.c == "mn" and self.layout_c in _WITH_ORDER and min(self.m, self.n) > 1:
-            return ORDER_OF[self.layout_c]
+        of_c = order_of(self.layout_c, self.shape_c) if self.c and self.shape_c[-2:] == (self.m, self.n) else None
+        if of_c is not None:
+            return of_c
         if self.is_predefined and self.epilogue not in ("RELU", "GELU", "BGRADA"):
             return "col"
-        return ORDER_OF[self.layout_a]
+        return order_of(self.layout_a, (*self.batch_a, self.m, self.k)) or "row"
+
+    @property
+    def shape_c(self) -> tuple[int, ...]:
+        """C's shape."""
+        return (*self.batch_c, self.m if self.c[0] == "m" else 1, self.n if self.c[1] == "n" else 1)
 
     @property
     def tags(self) -> frozenset[str]:
@@ -152,7 +158,6 @@ _SHORT = {
     "float8_e4m3fn": "e4m3",
     "float8_e5m2": "e5m2",
 }
-_WITH_ORDER = ("row", "col", "padded", "padded_col", "misaligned", "misaligned_col", "batch_last")
 
 
 @dataclass(slots=True)
@@ -216,8 +221,7 @@ def _build(case: Case, rng: np.random.Generator) -> Tensors:
     b = tuple(operand(shape_b, case.b_dtype or case.dtype, case.layout_b, scale) for _ in range(case.accumulators))
     tensors = Tensors(a, b)
     if case.c:
-        extents = (case.m if case.c[0] == "m" else 1, case.n if case.c[1] == "n" else 1)
-        tensors.c = operand((*case.batch_c, *extents), case.c_dtype or case.d_dtype or case.dtype, case.layout_c)
+        tensors.c = operand(case.shape_c, case.c_dtype or case.d_dtype or case.dtype, case.layout_c)
     for name, like in case.inputs.items():
         tensors.inputs[name] = _input(case, rng, like, name)
     return tensors

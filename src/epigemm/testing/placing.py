@@ -37,9 +37,6 @@ LAYOUTS = tuple(_MATRIX)
 NEGATIVE = frozenset({"negative", "negative_rows", "negative_columns", "batch_reversed"})  # NumPy alone has them
 SHARED = frozenset({"broadcast_rows", "broadcast_columns", "broadcast", "overlapping", "batch_broadcast"})  # to be read, not written
 
-# What an engine with a leading dimension takes each kind for; "row" where it cannot tell.
-ORDER_OF = {kind: "col" if kind in ("col", "padded_col", "misaligned_col") else "row" for kind in LAYOUTS}
-
 
 def strides(kind: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The strides in elements of a tensor (*batch, rows, columns) of this kind.
@@ -61,6 +58,24 @@ def strides(kind: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     if kind == "batch_broadcast":
         outer = (0,) * len(batch)
     return (*outer, row, column)
+
+
+def order_of(kind: str, shape: tuple[int, ...]) -> str | None:
+    """The order of a matrix of this kind as the contract counts it, None where no leading dimension describes it.
+
+    A vector has the order whose strides it has in full, "row" first, else the one in which it is contiguous.
+    """
+    rows, columns = shape[-2:]
+    down, along = strides(kind, shape)[-2:]
+    if along == 1 and down >= columns:
+        return "row"
+    if down == 1 and along >= rows:
+        return "col"
+    if (along == 1 or columns <= 1) and (down >= columns or rows <= 1):
+        return "row"
+    if (down == 1 or rows <= 1) and (along >= rows or columns <= 1):
+        return "col"
+    return None
 
 
 def _nested(batch: list[int], step: int) -> tuple[int, ...]:

@@ -325,7 +325,8 @@ def _expression(product: Product, expression: Expression) -> tuple[Result, ...]:
         elif value.value.ndim < 2:
             value = value.broadcast_to((1, 1))
         value = value.broadcast_to((*batch, *value.value.shape[-2:]))
-        results.append(Result(output.name, value, _stored_dtype(product, output.node, output.dtype), output.pad))
+        dtype = product.d_dtype if output is expression.d else _stored_dtype(product, output.node, output.dtype)
+        results.append(Result(output.name, value, dtype, output.pad))
     return tuple(results)
 
 
