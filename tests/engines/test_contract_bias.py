@@ -97,3 +97,13 @@ def test_names_must_be_the_epilogs(library: Any, epilog: Any) -> None:
     a, b = operands(library, 3, 5)
     with pytest.raises(ValueError, match=r"requires the following input tensors: \{'bias'\}"):
         eg.matmul(a, b, epilog=epilog, epilog_inputs={"offset": library.of(np.ones((3, 1), "f4"))})
+
+
+@pytest.mark.parametrize("n", [1, 5])
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_an_integer_input_is_a_number(library: Any, n: int, dtype: str) -> None:
+    """Also where it is one number alone, as a seed is."""
+    a, b = operands(library, 3, n)
+    w = library.of(np.full((1, n), 2, dtype))
+    d = eg.matmul(a, b, epilog=lambda acc, w: acc + eg.exp(w), epilog_inputs={"w": w})
+    assert library.numpy(d) == pytest.approx(np.full((3, n), np.exp(2)), rel=1e-6)

@@ -222,7 +222,7 @@ class Compiler:
 
     def _input(self, node: Node, slot: int) -> None:
         name, extent, dtype = str(node.param("name")), str(node.param("extent")), dtypes.of(str(node.param("dtype")))
-        seed = dtype.kind == "integer" and extent == SCALAR
+        seed = any(user.op == "uniform" and node in user.args for user in self.expression.nodes())
         self.program.loads.append(Load(slot, name, extent, raw=extent == BITS or seed))
         if extent == MATRIX and (dtype.numpy != self.acc_dtype or name in self.conjugated):
             store = self._buffer(self.acc_dtype)
