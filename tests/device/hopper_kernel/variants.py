@@ -34,15 +34,50 @@ def parse_config(text: str) -> Config:
 
 
 def parse(name: str) -> tuple[str, Config, Signature]:
-    epilogue, element, layout, config = name.split("-")
+    epilogue, element, layout, config = name.removesuffix("clk").split("-")
     signature = replace(as_element(BY_NAME[epilogue].signature, element), a_k_major=layout[0] == "k", b_k_major=layout[1] == "k")
     return epilogue, parse_config(config).fitted(signature), signature
+
+
+CLOCKS = (  # where the probe's clock reads go: turn, products, last wait, epilogue
+    ("int sequence, int steps) {", "int sequence, int steps, u32 (&spent)[4]) {\n    const u32 begin = clock();"),
+    ("    u32 previous = 0;\n", "    const u32 turn = clock();\n    u32 previous = 0;\n"),
+    ("    if (config::pingpong && lane_index() == 0) barrier_arrive(turns", "    const u32 issued = clock();\n    if (config::pingpong && lane_index() == 0) barrier_arrive(turns"),
+    ("    wgmma_wait<0>();\n    release(previous);\n", "    wgmma_wait<0>();\n    spent[0] += turn - begin, spent[1] += issued - turn, spent[2] += clock() - issued;\n    release(previous);\n"),
+    ("    Accumulators acc;\n", "    Accumulators acc;\n    u32 spent[4] = {};\n"),
+    ("sequence, p.steps);\n", "sequence, p.steps, spent);\n        const u32 epilogue_begin = clock();\n"),
+    ("        finisher.finish_tile(acc);\n", "        finisher.finish_tile(acc);\n        spent[3] += clock() - epilogue_begin;\n"),
+    ("    if (lane_index() == 0) stores_wait_read<0>();\n}", """    if (lane_index() == 0) stores_wait_read<0>();
+    if (blockIdx.x == 0 && group == 0 && threadIdx.x % 128 == 0 && p.sums_n[3] != nullptr)
+        for (int i = 0; i < 4; ++i) reinterpret_cast<u64*>(p.sums_n[3])[2 + i] = spent[i];
+}"""),
+)
+
+
+def with_clocks(source: str) -> str:
+    """The kernel, but block 0 also writes where `sums_n[3]` points, if it does: its cycles and nanoseconds, and what one warpgroup spent."""
+    begin = "    u64 clocks[2] = {clock64(), nanoseconds()};\n    extern __shared__"
+    end = """    if (threadIdx.x == 0 && blockIdx.x == 0 && p.sums_n[3] != nullptr) {
+        u64* to = reinterpret_cast<u64*>(p.sums_n[3]);
+        to[0] = clock64() - clocks[0];
+        to[1] = nanoseconds() - clocks[1];
+    }
+"""
+    timer = 'DEVICE u64 nanoseconds() { u64 t; asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t)); return t; }\n\n'
+    source = source.replace("    extern __shared__", begin, 1).replace('extern "C" __global__', timer + 'extern "C" __global__', 1)
+    last = "    if (config::cluster > 1) cluster_sync();  // a block's"
+    for old, new in (*CLOCKS, (last, "    if (config::cluster > 1) cluster_sync();\n" + end + "    // a block's")):
+        assert old in source, old
+        source = source.replace(old, new, 1)
+    return source
 
 
 def build(name: str) -> str:
     """Compiles one variant into the build folder; returns a line about it."""
     epilogue, config, signature = parse(name)
     source = kernel_source(config, signature, BY_NAME[epilogue].text)
+    if name.endswith("clk"):
+        source = with_clocks(source)
     begin = time.time()
     BUILD.mkdir(parents=True, exist_ok=True)
     (BUILD / f"{name}.cu").write_text(source)

@@ -16,7 +16,7 @@ struct Lane {
         // The swizzle moves 16-byte chunk c of row r to c ^ (r % 8) in rows of 128 bytes, c ^ (r / 2 % 4) in rows of 64.
         const u32 swizzle = config::box_n == 64 ? line : line / 2;
         matrix = (lane / 8 % 2 * 8 + line) * shape::row_bytes + ((lane / 16 ^ swizzle) << 4);
-        warp = threadIdx.x / 32 % 4;
+        warp = uniform(threadIdx.x / 32) % 4;
         row = warp * 16 + lane / 4;
         col = lane % 4 * 2;
     }
@@ -89,18 +89,28 @@ DEVICE void store_bits(const Params& p, int mask, int row, int first, const Lane
         *reinterpret_cast<u32*>(p.bits_out[mask] + target * p.bits_out_stride[mask] + col / 8) = result;
 }
 
-/// Sums over the 8 lanes that hold other rows, of 4 values each: lane l is left with value `l / 4 % 4`.
-DEVICE float sum_over_lanes(const float (&value)[4]) {
-    const bool second = lane_index() & 8, odd = lane_index() & 4;
-    float pair[2];
+/// Sums 2 `width` values with the lane whose number differs in `bit`; each keeps half of them.
+template <int width, int bit>
+DEVICE void fold(float (&value)[16]) {
+    const bool upper = lane_index() & bit;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const float other = __shfl_xor_sync(0xffffffffu, second ? value[i] : value[i + 2], 8);
-        pair[i] = (second ? value[i + 2] : value[i]) + other;
+    for (int i = 0; i < width; ++i) {
+        const float other = __shfl_xor_sync(0xffffffffu, upper ? value[i] : value[i + width], bit);
+        value[i] = (upper ? value[i + width] : value[i]) + other;
     }
-    const float other = __shfl_xor_sync(0xffffffffu, odd ? pair[0] : pair[1], 4);
-    const float sum = (odd ? pair[1] : pair[0]) + other;
-    return sum + __shfl_xor_sync(0xffffffffu, sum, 16);
+}
+
+/// Sums 16 values over the 8 lanes that hold other rows of their columns; lane l is left with values `column_index(0)` and `(1)`.
+DEVICE void sum_over_lanes(float (&value)[16]) {
+    fold<8, 4>(value);
+    fold<4, 8>(value);
+    fold<2, 16>(value);
+}
+
+/// Which of the 16 values, 2 j + x, lane l holds in `value[i]` after `sum_over_lanes`.
+DEVICE int column_index(int i) {
+    const u32 l = lane_index() / 4;
+    return (l & 1) * 8 + (l >> 1 & 1) * 4 + (l >> 2 & 1) * 2 + i;
 }
 
 using MasksIn = Bits[config::bits_in > 0 ? config::bits_in : 1][2];
@@ -116,8 +126,10 @@ struct Finisher {
     u32 entry;           // of this warpgroup's ring
     float along_m[config::along_m > 0 ? config::along_m : 1][shape::halves][2];
     float sum_n[config::sums_n > 0 ? config::sums_n : 1][shape::halves][2];
-    float sum_m[config::sums_m > 0 ? config::sums_m : 1][4];
+    float sum_m[config::sums_m > 0 ? config::sums_m : 1][16];
     MasksOut bits_out;
+    u32 tiles[config::tiles_in > 0 ? config::tiles_in : 1];  // where this lane's part of the ring's entries lies
+    u32 vectors_at, bits_at;                                 // where this lane's part of the vectors and masks lies
 
     DEVICE Finisher(const Params& params, u32 shared_base, int consumer) : p(params), base(shared_base), group(consumer) {}
 
@@ -141,13 +153,17 @@ struct Finisher {
             for (int i = 0; i < 2; ++i)
 #pragma unroll
                 for (int w = 0; w < config::box_n / 32; ++w) {
-                    const int line = mask * shape::group_m + half * 64 + lane.row + 8 * i;
-                    masks[mask][i].word[w] = load_word(bits() + line * shared::bits_row + box * config::box_n / 8 + 4 * w) >> lane.col;
+                    const int line = mask * shape::group_m + half * 64 + 8 * i;
+                    masks[mask][i].word[w] = load_word(bits_at + line * shared::bits_row + box * config::box_n / 8 + 4 * w) >> lane.col;
                 }
     }
 
     /// Values along m, and zeroed sums.
     DEVICE void start_rows() {
+#pragma unroll
+        for (int s = 0; s < config::sums_m; ++s)
+#pragma unroll
+            for (int i = 0; i < 16; ++i) sum_m[s][i] = 0.0f;
 #pragma unroll
         for (int half = 0; half < shape::halves; ++half)
 #pragma unroll
@@ -177,33 +193,38 @@ struct Finisher {
         epilogue(in, out);
 #pragma unroll
         for (int mask = 0; mask < config::bits_out; ++mask) bits_out[mask][i].set(j, x, out.bit[mask]);
-        if (config::sums_m + config::sums_n == 0) return;
-        const bool inside = in.row < p.m && in.col < p.n;
-#pragma unroll
-        for (int s = 0; s < config::sums_m; ++s) sum_m[s][2 * j % 4 + x] += inside ? out.sum_m[s] : 0.0f;
-#pragma unroll
-        for (int s = 0; s < config::sums_n; ++s) sum_n[s][half][i] += inside ? out.sum_n[s] : 0.0f;
-    }
-
-    /// 16 columns of 16 rows: 8 elements a lane.
-    DEVICE void chunk(const float (&acc)[config::tile_n / 2], u32 set, const MasksIn& masks, int box,
-                      int half, int c) {
+        // Columns beyond n of sums over m, and rows beyond m of sums over n, are never stored: they need no mask.
 #pragma unroll
         for (int s = 0; s < config::sums_m; ++s)
+            if (in.row < p.m) sum_m[s][2 * j + x] += out.sum_m[s];
 #pragma unroll
-            for (int i = 0; i < 4; ++i) sum_m[s][i] = 0.0f;
-        u32 read[config::tiles_in > 0 ? config::tiles_in : 1][4], written[config::tiles_out][4];
+        for (int s = 0; s < config::sums_n; ++s)
+            if (in.col < p.n) sum_n[s][half][i] += out.sum_n[s];
+    }
+
+    /// What a chunk, 16 columns of 16 rows, reads from shared memory.
+    struct Chunk {
+        float along_n[config::along_n > 0 ? config::along_n : 1][2][2];
+        u32 tile[config::tiles_in > 0 ? config::tiles_in : 1][4];
+    };
+
+    DEVICE void load_chunk(Chunk& chunk, int box, int c) const {
 #pragma unroll
-        for (int t = 0; t < config::tiles_in; ++t) {
-            load_matrices((base + shared::ring + slot(t) * shared::slot_bytes + lane.warp * shared::box_bytes + lane.matrix) ^ c << 5, read[t]);
-        }
+        for (int t = 0; t < config::tiles_in; ++t) load_matrices(tiles[t] ^ c << 5, chunk.tile[t]);
 #pragma unroll
-        for (int jj = 0; jj < 2; ++jj) {
-            float along_n[config::along_n > 0 ? config::along_n : 1][2];
+        for (int v = 0; v < config::along_n; ++v)
 #pragma unroll
-            for (int v = 0; v < config::along_n; ++v)
-                load_floats(vectors() + (v * shape::out_n + box * config::box_n + (2 * c + jj) * 8 + lane.col) * 4, along_n[v][0],
-                            along_n[v][1]);
+            for (int jj = 0; jj < 2; ++jj)
+                load_floats(vectors_at + (v * shape::out_n + box * config::box_n + (2 * c + jj) * 8) * 4, chunk.along_n[v][jj][0],
+                            chunk.along_n[v][jj][1]);
+    }
+
+    /// 8 elements a lane, two by two: neighbours in a row make one word of each output.
+    DEVICE void finish_chunk(const float (&acc)[config::tile_n / 2], const Chunk& chunk, u32 set, const MasksIn& masks, int box, int half,
+                             int c) {
+        u32 written[config::tiles_out][4];
+#pragma unroll
+        for (int jj = 0; jj < 2; ++jj)
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 Inputs in;
@@ -211,11 +232,11 @@ struct Finisher {
                 float inputs[config::tiles_in > 0 ? config::tiles_in : 1][2];
 #pragma unroll
                 for (int t = 0; t < config::tiles_in; ++t)
-                    unpack(type_at(config::tiles_in_types, t), read[t][2 * jj + i], inputs[t][0], inputs[t][1]);
+                    unpack(type_at(config::tiles_in_types, t), chunk.tile[t][2 * jj + i], inputs[t][0], inputs[t][1]);
 #pragma unroll
                 for (int x = 0; x < 2; ++x) {
 #pragma unroll
-                    for (int v = 0; v < config::along_n; ++v) in.along_n[v] = along_n[v][x];
+                    for (int v = 0; v < config::along_n; ++v) in.along_n[v] = chunk.along_n[v][jj][x];
 #pragma unroll
                     for (int t = 0; t < config::tiles_in; ++t) in.tile[t] = inputs[t][x];
                     element(acc, in, out[x], masks, box, half, 2 * c + jj, i, x);
@@ -224,24 +245,25 @@ struct Finisher {
                 for (int t = 0; t < config::tiles_out; ++t)
                     written[t][2 * jj + i] = pack(type_at(config::tiles_out_types, t), out[0].tile[t], out[1].tile[t]);
             }
-        }
 #pragma unroll
         for (int t = 0; t < config::tiles_out; ++t)
             store_matrices((set + t * shared::box_bytes + lane.matrix) ^ c << 5, written[t]);
-        collect_sums_m(box, half, c);
     }
 
-    /// Adds 16 columns' sums over this warp's 16 rows to the warp's sums in shared memory; lanes l and l + 16 hold the same.
-    DEVICE void collect_sums_m(int box, int half, int c) {
+    /// A sub-tile's column sums over this warp's rows, to shared memory.
+    DEVICE void collect_sums_m(int box) {
 #pragma unroll
         for (int s = 0; s < config::sums_m; ++s) {
-            const int which = lane_index() / 4 % 4;  // 2 jj + x
-            const int col = box * config::box_n + 16 * c + which / 2 * 8 + lane.col + which % 2;
-            const u32 at = sums(s) + (lane.warp * shape::out_n + col) * 4;
-            float sum = sum_over_lanes(sum_m[s]);
-            if (lane_index() >= 16) continue;
-            if (half > 0) sum += load_float(at);
-            store_float(at, sum);
+            sum_over_lanes(sum_m[s]);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int index = column_index(i), col = index / 2 * 8 + lane.col + index % 2;
+                if (col < config::box_n)
+                    store_float(sums(s) + (lane.warp * shape::out_n + box * config::box_n + col) * 4, sum_m[s][i]);
+                sum_m[s][i] = 0.0f;
+            }
+#pragma unroll
+            for (int i = 2; i < 16; ++i) sum_m[s][i] = 0.0f;
         }
     }
 
@@ -258,10 +280,18 @@ struct Finisher {
         for (int t = 0; t < config::tiles_in; ++t) {
             barrier_wait(base + shared::ring_full + 8 * slot(t), (entry + t) / config::ring_slots & 1);
         }
-        if (lane_index() == 0) stores_wait_read<config::store_sets - 1>();
-        __syncwarp();
 #pragma unroll
-        for (int c = 0; c < config::box_n / 16; ++c) chunk(acc, set, masks, box, half, c);
+        for (int t = 0; t < config::tiles_in; ++t)
+            tiles[t] = after_barrier(base + shared::ring + slot(t) * shared::slot_bytes + lane.warp * shared::box_bytes + lane.matrix);
+        // Each chunk's operands are read before the chunk ahead of it is stored: the compiler does not move loads over stores.
+        constexpr int chunks = config::box_n / 16;
+        Chunk chunk[2];
+        load_chunk(chunk[0], box, 0);
+#pragma unroll
+        for (int c = 0; c < chunks; ++c) {
+            if (c + 1 < chunks) load_chunk(chunk[(c + 1) % 2], box, c + 1);
+            finish_chunk(acc, chunk[c % 2], set, masks, box, half, c);
+        }
         async_proxy_fence();
         __syncwarp();
         if (lane_index() == 0) {
@@ -273,7 +303,9 @@ struct Finisher {
 #pragma unroll
             for (int t = 0; t < config::tiles_in; ++t)
                 barrier_arrive(base + shared::ring_empty + 8 * slot(t));
+            stores_wait_read<config::store_sets - 1>();  // the set that the next sub-tile writes
         }
+        __syncwarp();
         entry += config::tiles_in;
 #pragma unroll
         for (int mask = 0; mask < config::bits_out; ++mask)
@@ -281,11 +313,14 @@ struct Finisher {
     }
 
     DEVICE void finish_tile(const Accumulators& acc) {
+        vectors_at = after_barrier(vectors() + lane.col * 4);
+        bits_at = after_barrier(bits() + lane.row * shared::bits_row);
         start_rows();
 #pragma unroll
         for (int box = 0; box < shape::boxes; ++box) {
 #pragma unroll
             for (int half = 0; half < shape::halves; ++half) sub_tile(acc[half], box, half);
+            collect_sums_m(box);
         }
         store_sums_n();
         if (config::along_n + config::bits_in + config::sums_m > 0) named_barrier(1 + group, 128);
@@ -314,9 +349,10 @@ struct Finisher {
 #pragma unroll
         for (int s = 0; s < config::sums_m; ++s)
             for (int col = threadIdx.x % 128; col < shape::out_n; col += 128) {
+                const u32 from = after_barrier(sums(s));
                 float sum = 0.0f;
 #pragma unroll
-                for (int warp = 0; warp < 4; ++warp) sum += load_float(sums(s) + (warp * shape::out_n + col) * 4);
+                for (int warp = 0; warp < 4; ++warp) sum += load_float(from + (warp * shape::out_n + col) * 4);
                 if (tile.n + col < p.n) p.sums_m[s][static_cast<u64>(tile.m / shape::group_m) * p.n + tile.n + col] = sum;
             }
     }

@@ -150,18 +150,25 @@ DEVICE void wgmma_wait() {
 DEVICE void pin(float& value) { asm volatile("" : "+f"(value)::"memory"); }
 
 // ---- registers <-> shared memory, in the layout of wgmma's accumulators ----
+//
+// Loads are not volatile, so that the compiler may spread them between other work. Their addresses pass through `after_barrier`
+// once the data is there: what is computed from an address cannot move above it.
+
+/// Ties an address to this point of the program.
+DEVICE u32 after_barrier(u32 address) {
+    asm volatile("" : "+r"(address)::"memory");
+    return address;
+}
 
 DEVICE void store_matrices(u32 address, const u32 (&words)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(words[0]),
-                 "r"(words[1]), "r"(words[2]), "r"(words[3])
-                 : "memory");
+                 "r"(words[1]), "r"(words[2]), "r"(words[3]));
 }
 
 DEVICE void load_matrices(u32 address, u32 (&words)[4]) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-                 : "r"(address)
-                 : "memory");
+    asm("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+        : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+        : "r"(address));
 }
 
 DEVICE void store_float(u32 address, float value) {
@@ -170,7 +177,17 @@ DEVICE void store_float(u32 address, float value) {
 
 DEVICE float load_float(u32 address) {
     float value;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+    asm("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address));
+    return value;
+}
+
+DEVICE void load_floats(u32 address, float& first, float& second) {
+    asm("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(first), "=f"(second) : "r"(address));
+}
+
+DEVICE u32 load_word(u32 address) {
+    u32 value;
+    asm("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address));
     return value;
 }
 
@@ -180,16 +197,6 @@ DEVICE void copy_async(u32 to, const void* from, u32 bytes) {
 }
 
 DEVICE void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
-DEVICE u32 load_word(u32 address) {
-    u32 value;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
-    return value;
-}
-
-DEVICE void load_floats(u32 address, float& first, float& second) {
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(first), "=f"(second) : "r"(address) : "memory");
-}
 
 // ---- element types: `type` is a constant of the kernel everywhere, so each branch folds ----
 
