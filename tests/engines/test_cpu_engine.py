@@ -202,6 +202,17 @@ def test_empty_results_have_zero_reductions(m: int, n: int) -> None:
     assert all((x == 0).all() for x in extras.values())
 
 
+def test_empty_rows_still_have_their_columns() -> None:
+    def vectors(acc: Any, x: Any, y: Any) -> Any:
+        return eg.outputs(acc + x + y, x=eg.exp(x), y=eg.exp(y), s=operand_sum("a"))
+
+    a, x = normal(9, 3), normal(9, 1)
+    _, extras = run(vectors, a, np.empty((3, 0), np.float32), inputs={"x": x, "y": np.empty((1, 0), np.float32)})
+    assert_near(extras["x"], np.exp(wide(x)), 4)
+    assert_near(extras["s"], wide(a).sum(1, keepdims=True), 1)
+    assert extras["y"].shape == (1, 0)
+
+
 # --- several accumulators
 
 
@@ -457,6 +468,22 @@ def test_batches_broadcast(batch_a: tuple[int, ...], batch_b: tuple[int, ...], o
     assert_near(extras["s"], product.sum(-1, keepdims=True), 40, 8.0)
     bits = np.unpackbits(extras["mask"], axis=-2 if order == "col" else -1, bitorder="little")[..., :17, :9]
     assert np.array_equal(bits.astype(bool)[np.abs(product) > 1e-5], (product >= 0)[np.abs(product) > 1e-5])
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("size", [(24, 16, 20), (300, 200, 40)])
+def test_large_batches_are_shared_out(order: str, dtype: str, size: tuple[int, int, int]) -> None:
+    m, n, k = size
+    a, b, x = normal(300, m, k, dtype=dtype), normal(k, n, dtype=dtype), normal(300, 1, n)
+    if m > 100:
+        a, x = a[:30], x[:30]
+    d, extras = run(
+        lambda acc, x: eg.outputs(eg.relu(acc + x), s=eg.sum(acc, axis="m")), a, b, inputs={"x": x}, order=order, dtype="float32"
+    )
+    product = wide(a) @ wide(b)
+    assert_near(d, np.maximum(product + x, 0), 60, 8.0)
+    assert_near(extras["s"], product.sum(-2, keepdims=True), 200, 20.0)
 
 
 def test_inputs_broadcast_over_the_batch() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product as cartesian
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,12 @@ from epigemm.engines.cpu.evaluate import Compiler, Load, Program
 from epigemm.engines.cpu.narrow import Array
 from epigemm.engines.cpu.product import Side
 from epigemm.engines.cpu.run import Item, Run
-from epigemm.engines.cpu.tiling import Tiling, acc_in_d, copies, whole_inputs
+from epigemm.engines.cpu.tiling import RIGHT_BYTES, Tiling, acc_in_d, copies, whole_inputs
 from epigemm.engines.cpu.walk import Walk
 from epigemm.expression.nodes import BITS, COLUMN, MATRIX, ROW, SCALAR
 from epigemm.problem import Operand
 
-# Expected work of a matrix, in ns, from which other threads are worth waking.
+# Expected work in ns from which other threads are worth waking.
 _PARALLEL_NS = 300_000
 
 
@@ -46,7 +47,7 @@ def workspace_bytes(walk: Walk, program: Program, cut: Tiling) -> int:
     """The most that a run allocates besides the outputs."""
     dtype = walk.problem.acc_dtype.numpy
     *panel, right = block_elements(walk, cut)
-    shared = 0 if not cut.keep_right else right
+    shared = right if cut.keep_right and what_is_shared(walk, program, cut) != "items" else 0
     own = sum(panel) + right - shared
     # The kernels of `ops.py` and the conversions allocate up to four values of a strip themselves.
     kinds = [*_buffer_kinds(walk, program), *([dtype] * 4)]
@@ -72,6 +73,17 @@ def block_elements(walk: Walk, cut: Tiling) -> tuple[int, int, int, int]:
     return panels, panel if cut.depth < walk.k else 0, left, right
 
 
+def what_is_shared(walk: Walk, program: Program, cut: Tiling) -> str:
+    """What the threads share out: the "items" of a batch, the "panels" of each, or "nothing", where that would not pay."""
+    # A multiplication and an addition take a core 0.02 ns, a pass of the epilogue 0.15 ns an element.
+    work_ns = cut.group * walk.m * walk.n * (0.02 * walk.k * len(walk.problem.b) + 0.15 * program.weight)
+    items = prod(walk.problem.batch) // cut.group
+    right_bytes = block_elements(walk, cut)[3] * walk.problem.acc_dtype.bytes if cut.keep_right else 0
+    if cut.threads > 1 and items >= 4 * cut.threads and work_ns * items > _PARALLEL_NS and right_bytes * cut.threads <= RIGHT_BYTES:
+        return "items"
+    return "panels" if cut.threads > 1 and work_ns > _PARALLEL_NS else "nothing"
+
+
 class CpuExecutable(AbstractExecutable):
     """A walk, its program and its cut, ready to run."""
 
@@ -90,32 +102,30 @@ class CpuExecutable(AbstractExecutable):
         self.per_strip = [(i, load) for i, load in loads if load.extent in (MATRIX, COLUMN, BITS)]
         self.extents = [program.reductions[i][0] if i in program.reductions else o.extent for i, o in enumerate(walk.expression.outputs)]
         self.extents[0] = MATRIX
-        self.empty = 0 in (*walk.problem.batch, walk.m, walk.n)
-        # A multiplication and an addition take a core 0.02 ns, a pass of the epilogue 0.15 ns an element.
-        work_ns = cut.group * walk.m * walk.n * (0.02 * walk.k * self.accumulators + 0.15 * program.weight)
-        self.parallel = cut.threads > 1 and work_ns > _PARALLEL_NS
+        self.shares = what_is_shared(walk, program, cut)
 
     # --- the batch
 
     def run(self, call: Call) -> None:
-        if self.empty:
-            for index in self.program.reductions:
-                call.outputs[self.walk.expression.outputs[index].name][...] = 0
-            return
         with np.errstate(all="ignore"):
-            if self.parallel:
-                with threads.blas_alone():
-                    self._run(call)
-            else:
-                self._run(call)
+            if self.shares == "nothing":
+                self._matrices(call, self._items(call))
+                return
+            with threads.blas_alone():
+                if self.shares == "panels":
+                    self._matrices(call, self._items(call))
+                else:
+                    pending = iter(list(self._items(call)))
+                    threads.together(lambda: self._matrices(call, pending), min(self.cut.threads, threads.count()))
 
-    def _run(self, call: Call) -> None:
-        run = Run(self, call)
-        try:
-            for item in self._items(call):
-                run.matrix(item)
-        finally:
-            run.close()
+    def _matrices(self, call: Call, items: Iterator[Item]) -> None:
+        with np.errstate(all="ignore"):  # it is each thread's own
+            run = Run(self, call)
+            try:
+                for item in items:
+                    run.matrix(item)
+            finally:
+                run.close()
 
     def _items(self, call: Call) -> Iterator[Item]:
         walk, problem = self.walk, self.walk.problem

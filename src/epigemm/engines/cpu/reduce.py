@@ -24,11 +24,12 @@ class Total:
         axis: what is reduced: "m" (down the rows of the walk), "n" (along them), "mn".
         target: where the result goes, (..., m | 1, n | 1).
         whole_rows: a panel has all columns of its rows, so that their sums are final.
+        empty: there is nothing to reduce; the result is 0, of amax too.
     """
 
-    def __init__(self, op: str, axis: str, target: Array, whole_rows: bool) -> None:
+    def __init__(self, op: str, axis: str, target: Array, whole_rows: bool, empty: bool) -> None:
         self.op, self.ufunc, self.axis, self.target = op, _UFUNC[op], axis, target
-        self.direct = whole_rows and axis == "n"
+        self.direct, self.empty = whole_rows and axis == "n", empty
         self.wide = np.dtype(np.complex128 if target.dtype.kind == "c" else np.float64)
         self.options: dict[str, Any] = {"keepdims": True} | ({"dtype": self.wide} if op == "sum" else {})
         self.total = None if self.direct else self.start(target.shape)
@@ -51,7 +52,9 @@ class Total:
 
     def end(self) -> None:
         """Store the result."""
-        if self.total is not None:
+        if self.empty:
+            self.target[...] = 0
+        elif self.total is not None:
             narrow.store(self.target, self.total)
 
 
@@ -69,6 +72,8 @@ class Part:
     def add(self, value: Any, strip: Strip) -> None:
         """Take in the strip's values."""
         total = self.total
+        if total.empty:
+            return
         x = np.broadcast_to(value, (*total.target.shape[:-2], len(strip.rows), len(strip.columns)))
         part = total.ufunc.reduce(x, axis=_AXES[total.axis], **total.options)
         if total.direct:

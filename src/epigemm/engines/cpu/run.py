@@ -127,12 +127,12 @@ class Run:
             for step in program.once:
                 step(strip)
         totals = [
-            (plan.accumulators + index, Total(op, axis, item.outputs[index], self.cut.columns >= walk.n))
+            (plan.accumulators + index, Total(op, axis, item.outputs[index], self.cut.columns >= walk.n, 0 in (walk.m, walk.n)))
             for index, (op, axis) in program.reductions.items()
         ]
         columns, rows = self._operand_sums(item)
         first_panel = 0
-        for start in range(0, walk.n, self.cut.block):
+        for start in range(0, walk.n, self.cut.block) or (0,):  # without columns, what varies along m only is still stored
             block = Block(item, range(start, min(start + self.cut.block, walk.n)), values.copy(), stores.copy(), columns, totals)
             self._row_values(block, rows)
             first_panel += self._panels(block, first_panel)
@@ -189,9 +189,9 @@ class Run:
         panels = [
             (range(i, min(i + cut.rows, self.walk.m)), range(j, min(j + cut.columns, columns.stop)))
             for i in range(0, self.walk.m, cut.rows)
-            for j in range(columns.start, columns.stop, cut.columns)
+            for j in range(columns.start, columns.stop, cut.columns) or (columns.start,)
         ]
-        workers = min(cut.threads, len(panels), threads.count()) if self.plan.parallel else 1
+        workers = min(cut.threads, len(panels), threads.count()) if self.plan.shares == "panels" else 1
         if workers == 1:
             self.worker = self.worker or Worker(self.plan)
             for index, (rows, part) in enumerate(panels, first):
