@@ -143,6 +143,6 @@ def explain(
 
 
 def bar() -> Progress:
-    """A progress bar that leaves nothing behind."""
+    """A progress bar that leaves nothing behind; none where stderr is no terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=progress_console, transient=True)
+    return Progress(*columns, console=progress_console, transient=True, disable=not progress_console.is_terminal)

@@ -35,14 +35,15 @@ def draw(comparison: Comparison, path: Path) -> None:
     """Writes the picture; the file's ending decides its format."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 4.6), dpi=150, layout="constrained")
+    figure = Figure(figsize=(12.5, 4.6), dpi=150, layout="constrained")
     figure.suptitle(f"A {layers()} network learns handwritten digits: fused products against NumPy, step by step", fontsize=12)
-    losses, steps, memory, wide = figure.subplots(1, 4, width_ratios=(2.6, 1, 1, 1))
+    losses, steps, whole, memory, wide = figure.subplots(1, 5, width_ratios=(2.8, 1, 1, 1, 1))
     _losses(losses, comparison)
     fused, plain = comparison.outcomes[FUSED], comparison.outcomes[PLAIN]
-    _bars(steps, f"step of {BATCH} images", "µs", fused.step_us, plain.step_us, "{:.0f}")
-    _bars(memory, "peak memory,\nall images at once", "MB", fused.step_peak_bytes / 1e6, plain.step_peak_bytes / 1e6, "{:.1f}")
-    title = f"wide layer, bias + ReLU\nm={WIDE_M} n={WIDE_N} k={WIDE_K}"
+    _bars(steps, f"time of a step\non {BATCH} images", "µs", fused.step_us, plain.step_us, "{:.0f}")
+    _bars(whole, "time over\nall images at once", "ms", fused.whole_us / 1e3, plain.whole_us / 1e3, "{:.1f}")
+    _bars(memory, "peak memory over\nall images at once", "MB", fused.whole_peak_bytes / 1e6, plain.whole_peak_bytes / 1e6, "{:.1f}")
+    title = f"time of a wide layer\nm={WIDE_M} n={WIDE_N} k={WIDE_K}"
     _bars(wide, title, "ms", comparison.wide.fused_ms, comparison.wide.plain_ms, "{:.1f}")
     figure.savefig(path)
 
@@ -55,6 +56,7 @@ def _losses(axes: Any, comparison: Comparison) -> None:
         axes.plot(epochs, outcome.losses, color=_COLOURS[way], label=label, **styles[way])
     axes.set_yscale("log")
     axes.set_xlabel("epoch")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylabel("mean training loss")
     fused, plain = (comparison.outcomes[way].losses for way in (FUSED, PLAIN))
     apart = max(abs(f - p) / p for f, p in zip(fused, plain, strict=True))

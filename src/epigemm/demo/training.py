@@ -15,13 +15,14 @@ from epigemm.api import Matmul, matmul
 from epigemm.demo.digits import Array, Digits
 from epigemm.demo.network import FUSED, SIZES, WAYS, Parameters, initial, predict
 from epigemm.enums import MatmulEpilog
+from epigemm.tuning.measure import interleaved_us
 
 BATCH = 64
 RATE, MOMENTUM = 0.05, 0.9
 
 # A layer as wide as real models have them, where what fusing saves outweighs what a call costs.
 WIDE_M, WIDE_N, WIDE_K = 4096, 2048, 256
-WIDE_ROUNDS = 9
+WIDE_ROUNDS, WHOLE_ROUNDS = 9, 15
 
 
 @dataclass(slots=True)
@@ -61,12 +62,16 @@ class Training:
 
     def step(self, images: Array, labels: Array) -> float:
         """The loss on a minibatch, before it is learnt from."""
-        loss, gradients = WAYS[self.way](self.parameters, images, labels)
+        loss, gradients = self.gradients(images, labels)
         for parameter, gradient, velocity in zip(self.parameters.all(), gradients.all(), self.velocity, strict=True):
             velocity *= np.float32(MOMENTUM)
             velocity += gradient
             parameter -= np.float32(RATE) * velocity
         return loss
+
+    def gradients(self, images: Array, labels: Array) -> tuple[float, Parameters]:
+        """The loss and its gradients, computed in this network's way."""
+        return WAYS[self.way](self.parameters, images, labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +82,9 @@ class Outcome:
         accuracy: the share of held-out digits that it tells right.
         losses: the mean training loss of each epoch.
         training_s: the sum of its steps' times.
-        step_us: the median time of a step.
-        step_peak_bytes: the most that a step over all training images at once has allocated at a time.
+        step_us: the median time of a step on a minibatch.
+        whole_us: the median time of the gradients over all training images at once.
+        whole_peak_bytes: the most that this has allocated at a time.
         predictions: the digit that it takes each held-out image for.
     """
 
@@ -86,7 +92,8 @@ class Outcome:
     losses: tuple[float, ...]
     training_s: float
     step_us: float
-    step_peak_bytes: int
+    whole_us: float
+    whole_peak_bytes: int
     predictions: Array
 
 
@@ -145,7 +152,9 @@ def compare(digits: Digits, epochs: int, seed: int, on_epoch: Callable[[int, dic
         for training in trainings.values():
             training.epoch(digits, order)
         on_epoch(done, {way: training.losses[-1] for way, training in trainings.items()})
-    outcomes = {way: outcome(training, digits) for way, training in trainings.items()}
+    runs = [lambda t=t: t.gradients(digits.images, digits.labels) for t in trainings.values()]  # type: ignore[misc]
+    whole_us = interleaved_us(runs, WHOLE_ROUNDS)
+    outcomes = {t.way: outcome(t, digits, us) for t, us in zip(trainings.values(), whole_us, strict=True)}
     return Comparison(epochs, seed, where(), outcomes, explain(trainings[FUSED].parameters, digits), wide(seed))
 
 
@@ -156,15 +165,16 @@ def warm_up(way: str, digits: Digits, seed: int) -> None:
         training.step(digits.images[:BATCH], digits.labels[:BATCH])
 
 
-def outcome(training: Training, digits: Digits) -> Outcome:
-    """What a trained network is worth."""
+def outcome(training: Training, digits: Digits, whole_us: float) -> Outcome:
+    """What a trained network is worth, and what it costs."""
     predictions = predict(training.parameters, digits.held_out_images)
     return Outcome(
         accuracy=float((predictions == digits.held_out_labels).mean()),
         losses=tuple(training.losses),
         training_s=sum(training.step_us) / 1e6,
         step_us=statistics.median(training.step_us),
-        step_peak_bytes=peak_bytes(lambda: WAYS[training.way](training.parameters, digits.images, digits.labels)),
+        whole_us=whole_us,
+        whole_peak_bytes=peak_bytes(lambda: training.gradients(digits.images, digits.labels)),
         predictions=predictions,
     )
 
