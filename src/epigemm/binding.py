@@ -205,10 +205,9 @@ def _aux(epilog: Epilog, product: Product, order: str, name: str, tensor: Tensor
 
 def checked(expression: Expression, problem: Problem) -> Expression:
     """The expression as an engine gets it: simplified, rounded as the options ask, every node and output typed."""
-    simple = simplify.simplify(expression)
-    if problem.compute.rounding == "eager":
-        simple = simplify.eager(simple, problem.d.dtype.name)
-    return check.check(simple, problem, written=expression)
+    found = check.check(simplify.simplify(expression), problem, written=expression)
+    # After the check: which addition is a bias is told by its extent.
+    return simplify.eager(found, problem.d.dtype.name) if problem.compute.rounding == "eager" else found
 
 
 # ---------------------------------------------------------------- outputs

@@ -364,3 +364,22 @@ def test_explain_says_who_was_asked_and_why() -> None:
         text = mm.explain()
     for words in ("m=64, n=48, k=32", "gelu_tanh", "bias[m]", "cpu(", "the only engine of this device"):
         assert words in text
+
+
+def test_eager_rounding_is_that_of_an_unfused_model() -> None:
+    torch = pytest.importorskip("torch")
+
+    @eg.epilogue
+    def residual_relu(acc: Any, bias: Any, residual: Any) -> Any:
+        return eg.relu(acc + bias) * 3.0 + residual
+
+    generator = torch.Generator().manual_seed(5)
+    x, w, residual = (torch.randn(*s, generator=generator).bfloat16() for s in ((40, 64), (48, 64), (40, 48)))
+    bias = torch.randn(48, generator=generator).bfloat16()
+    inputs = {"bias": bias, "residual": residual}
+    linear = (x.float() @ w.float().T + bias.float()).bfloat16()  # one rounding, as F.linear
+    model = torch.relu(linear) * 3.0 + residual
+    eager = eg.matmul(x, w.T, epilog=residual_relu, epilog_inputs=inputs, options={"rounding": "eager"})
+    assert torch.equal(eager, model)
+    once = eg.matmul(x, w.T, epilog=residual_relu, epilog_inputs=inputs)
+    assert not torch.equal(once, model)
