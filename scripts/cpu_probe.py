@@ -1,6 +1,6 @@
 """The CPU engine beside eager PyTorch on the same threads: bias + ReLU and bias + tanh GELU, interleaved, medians of ratios.
 
-    OPENBLAS_CORETYPE= OPENBLAS_L2_SIZE= python scripts/cpu_probe.py [rounds]
+    env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE python scripts/cpu_probe.py [rounds]
 
 Every candidate of the engine is a row, so this is also how the panel height was found.
 """

@@ -21,7 +21,7 @@ from epigemm.engines.cpu.tiling import LEFT_BYTES, RIGHT_BYTES, tiling
 from epigemm.engines.cpu.walk import walk_of
 from epigemm.expression.check import check
 from epigemm.expression.philox import philox
-from epigemm.problem import Operand, Problem
+from epigemm.problem import Compute, Operand, Problem
 
 NARROW = ("float8_e4m3fn", "float8_e5m2")
 
@@ -156,6 +156,20 @@ def test_candidates_start_with_the_predicted_and_respect_the_limit() -> None:
     assert len(found) == len(set(found)) > 3
     assert ENGINE.candidates(problem, checked(problem), 2) == found[:2]
     assert {c["threads"] for c in found} <= {1, threads.count()}
+
+
+def test_the_memory_limit_is_kept_or_refused() -> None:
+    free = Problem.of("bf16", m=1000, n=1000, k=1000)
+    expression = checked(free)
+    best = ENGINE.candidates(free, expression, 1)[0]
+    tight = Problem.of("bf16", m=1000, n=1000, k=1000, compute=Compute(memory_limit=best.workspace_bytes - 1))
+    assert ENGINE.supports(tight, expression) is None
+    found = ENGINE.candidates(tight, expression, 8)
+    assert found
+    assert all(c.workspace_bytes < best.workspace_bytes for c in found)
+    refusal = ENGINE.supports(Problem.of("bf16", m=1000, n=1000, k=1000, compute=Compute(memory_limit=1000)), expression)
+    assert refusal is not None
+    assert "memory_limit allows 1000" in refusal.sentence
 
 
 def test_candidates_agree() -> None:

@@ -14,6 +14,9 @@ from epigemm.expression.nodes import Expression
 from epigemm.plans import Candidate
 from epigemm.problem import Operand, Problem
 
+# (threads, rows, columns) of the panels that take the least memory.
+_SMALLEST = (1, 64, 256)
+
 # Other panels that autotune tries: rows and columns times these fractions.
 _VARIATIONS = ((2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 1, 2), (1, 1, 2, 1), (2, 1, 1, 2))
 
@@ -26,6 +29,12 @@ class CpuEngine(AbstractEngine):
     def supports(self, problem: Problem, expression: Expression) -> Refusal | None:
         if problem.device != "cpu":
             return Refusal(f"cpu computes where NumPy arrays lie, and the operands are on {problem.device}. Leave the engine to be chosen.")
+        limit = problem.compute.memory_limit
+        if limit is not None:
+            walk = walk_of(problem, expression)
+            least = workspace_bytes(walk, compile_walk(walk), tiling(walk, *_SMALLEST))
+            if least > limit:
+                return Refusal(f"cpu needs {least} bytes for its panels, and memory_limit allows {limit}. Raise memory_limit.")
         return None
 
     def candidates(self, problem: Problem, expression: Expression, limit: int) -> tuple[Candidate, ...]:
@@ -34,12 +43,11 @@ class CpuEngine(AbstractEngine):
         several = threads.count() if threads.can_keep_blas_alone() else 1
         best = tiling(walk, several)
         cuts = [best, *(tiling(walk, several, max(1, best.rows * p // q), max(1, best.columns * r // s)) for p, q, r, s in _VARIATIONS)]
-        cuts.append(tiling(walk, 1))
-        found = dict.fromkeys((("panel_columns", c.columns), ("panel_rows", c.rows), ("threads", c.threads)) for c in cuts)
-        return tuple(
-            Candidate(self.name, config, workspace_bytes(walk, program, _cut(walk, dict(config))))
-            for config in list(found)[: max(limit, 1)]
-        )
+        cuts += [tiling(walk, 1), tiling(walk, *_SMALLEST)]
+        configs = dict.fromkeys((("panel_columns", c.columns), ("panel_rows", c.rows), ("threads", c.threads)) for c in cuts)
+        found = [Candidate(self.name, config, workspace_bytes(walk, program, _cut(walk, dict(config)))) for config in configs]
+        most = problem.compute.memory_limit
+        return tuple(c for c in found if most is None or c.workspace_bytes <= most)[: max(limit, 1)]
 
     def notes(self, problem: Problem, expression: Expression) -> tuple[str, ...]:
         return tuple(_how_copied(name, x, problem.acc_dtype) for name, x in copied(walk_of(problem, expression)))
