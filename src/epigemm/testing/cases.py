@@ -14,6 +14,8 @@ from epigemm.testing.formats import Array, pack
 from epigemm.testing.numeric import Guarded
 from epigemm.testing.placing import LAYOUTS, NEGATIVE, SHARED, order_of, place
 
+NARROW = ("float8_e4m3fn", "float8_e5m2")
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -106,7 +108,17 @@ class Case:
     @property
     def stored_dtype(self) -> str:
         """D's dtype: asked for, else C's, else A's."""
-        return self.d_dtype or (self.c_dtype or self.dtype if self.c else self.dtype)
+        return self.d_dtype or self.dtype_of_c or self.dtype
+
+    @property
+    def dtype_of_c(self) -> str:
+        """C's dtype, "" where there is no C."""
+        return (self.c_dtype or self.d_dtype or self.dtype) if self.c else ""
+
+    @property
+    def aux_dtype(self) -> str:
+        """The dtype of a gelu_aux: D's, but where D has 8 bits C's, and float16 without a C."""
+        return self.stored_dtype if self.stored_dtype not in NARROW else self.dtype_of_c or "float16"
 
     @property
     def accumulator(self) -> str:
@@ -221,7 +233,7 @@ def _build(case: Case, rng: np.random.Generator) -> Tensors:
     b = tuple(operand(shape_b, case.b_dtype or case.dtype, case.layout_b, scale) for _ in range(case.accumulators))
     tensors = Tensors(a, b)
     if case.c:
-        tensors.c = operand(case.shape_c, case.c_dtype or case.d_dtype or case.dtype, case.layout_c)
+        tensors.c = operand(case.shape_c, case.dtype_of_c, case.layout_c)
     for name, like in case.inputs.items():
         tensors.inputs[name] = _input(case, rng, like, name)
     return tensors
@@ -250,9 +262,8 @@ def _padded_aux(case: Case, rng: np.random.Generator, batch: tuple[int, ...]) ->
     m, n = case.m, case.n
     along_m = case.result_order == "col"
     shape = (*batch, -(-m // 8) * 8, n) if along_m else (*batch, m, -(-n // 8) * 8)
-    dtype = case.stored_dtype if not case.stored_dtype.startswith("float8") else "float16"
-    values = np.full(shape, np.nan, numpy_dtype(dtype))
-    values[..., :m, :n] = draw(rng, "normal", (*batch, m, n), dtype)
+    values = np.full(shape, np.nan, numpy_dtype(case.aux_dtype))
+    values[..., :m, :n] = draw(rng, "normal", (*batch, m, n), case.aux_dtype)
     kind = case.layout_in if case.layout_in != "row" else case.result_order
     return place(values, kind, case.poison)
 
@@ -363,7 +374,6 @@ _PAIRS = (
     ("float8_e5m2", "float8_e4m3fn"),
 )
 _REAL = ("float16", "bfloat16", "float32", "float64")
-NARROW = ("float8_e4m3fn", "float8_e5m2")
 
 
 def _dtypes() -> Iterator[Case]:

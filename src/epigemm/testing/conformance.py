@@ -54,10 +54,14 @@ class Verdict:
     Args:
         case: the case.
         refusal: the sentence of an engine that does not run it, "" if it ran and was right.
+        elements: how many elements of its outputs there are.
+        undecided: how many of them the reference leaves undecided.
     """
 
     case: Case
     refusal: str = ""
+    elements: int = 0
+    undecided: int = 0
 
 
 def run_case(
@@ -93,14 +97,15 @@ def run_case(
         return Verdict(case, str(refusal))
     if corrupt is not None:
         corrupt(outputs)
-    check(case, tensors, outputs, undecided=undecided)
+    results = check(case, tensors, outputs, undecided=undecided)
     what = f"{case} [{engine}, {mode}]"
     for name, one in tensors.all().items():
         one.assert_intact(f"{name} of {what}")
         numeric.assert_equal(np.array(one.array), before[name], f"{name} of {what} was changed")
     if out is not None:
         out.assert_intact(f"out of {what}")
-    return Verdict(case)
+    doubt = [result.bounded.undecided for result in results]
+    return Verdict(case, elements=sum(one.size for one in doubt), undecided=sum(int(one.sum()) for one in doubt))
 
 
 def _mover(case: Case) -> Callable[[Any], Any]:
@@ -142,8 +147,9 @@ def keywords(case: Case) -> dict[str, Any]:
 
 
 def _scaled(case: Case) -> str:
-    c_dtype = (case.c_dtype or case.d_dtype or case.dtype) if case.c else ""
-    return ("ab" if case.dtype in NARROW else "") + ("c" if c_dtype in NARROW else "") + ("d" if case.stored_dtype in NARROW else "")
+    return (
+        ("ab" if case.dtype in NARROW else "") + ("c" if case.dtype_of_c in NARROW else "") + ("d" if case.stored_dtype in NARROW else "")
+    )
 
 
 def _call(case: Case, tensors: Tensors, engine: str, mode: str, out: Guarded | None, move: Callable[[Any], Any]) -> dict[str, Array]:
@@ -195,7 +201,6 @@ def reference_product(case: Case, tensors: Tensors) -> Product:
     scaled = _scaled(case)
     arithmetic = Arithmetic(case.accumulator, product_unit=PRODUCT_UNITS.get(case.compute, 0.0), sum_unit=SUM_UNITS.get(case.compute))
     inputs = {name: _placed(case, one.array, name) for name, one in tensors.inputs.items()}
-    aux = (case.c_dtype or "float16") if case.stored_dtype in NARROW else ""
     return Product(
         a,
         b,
@@ -208,7 +213,7 @@ def reference_product(case: Case, tensors: Tensors) -> Product:
         inputs=inputs,
         order=case.result_order,
         d_dtype=case.stored_dtype,
-        aux_dtype=aux,
+        aux_dtype=case.aux_dtype,
         arithmetic=arithmetic,
     )
 
@@ -234,8 +239,11 @@ def traced(case: Case) -> Any:
     return case.epilogue.lower() or None
 
 
-def check(case: Case, tensors: Tensors, outputs: dict[str, Array], *, undecided: float = numeric.UNDECIDED_SHARE) -> None:
-    """Asserts that outputs, by name, are those of the case; `undecided` is the share of elements that may go unchecked.
+def check(case: Case, tensors: Tensors, outputs: dict[str, Array], *, undecided: float = numeric.UNDECIDED_SHARE) -> tuple[Result, ...]:
+    """Asserts that outputs, by name, are those of the case, and returns the reference's.
+
+    Args:
+        undecided: the share of each output that the reference may leave undecided.
 
     Raises:
         AssertionError: a name, dtype, shape, order or value is not what it should be.
@@ -249,6 +257,7 @@ def check(case: Case, tensors: Tensors, outputs: dict[str, Array], *, undecided:
     _check_order(case, outputs["d"])
     for result in results:
         _check_output(case, result, outputs[result.name], undecided)
+    return results
 
 
 def _check_order(case: Case, d: Array) -> None:
