@@ -154,7 +154,7 @@ def test_a_missed_bar_exits_with_1_if_asked():
     for words, status in (([], 0), (["--check"], 1)):
         done = subprocess.run([sys.executable, "-c", code, *words], env=ENVIRONMENT, capture_output=True, text=True, check=False)
         assert done.returncode == status, done.stderr
-        assert "missed" in done.stdout
+        assert "✗ missed" in done.stdout
 
 
 def test_an_unknown_suite_is_refused():

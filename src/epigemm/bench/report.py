@@ -75,23 +75,23 @@ def text(data: dict[str, Any]) -> str:
 
 
 def table(report: Report) -> Any:
-    """Times in ms and ratios as a `rich` table, a section an epilogue; it fits 80 columns."""
+    """Times in ms and ratios (that to PyTorch with its range) as a `rich` table, a section an epilogue; it fits 80 columns."""
     from rich.table import Table
 
     threads = report.stamp["threads"]
     title = f"{report.suite}, engine {report.engine}, {threads} threads, {report.rounds} interleaved rounds, medians in ms"
     drawn = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     drawn.add_column("", no_wrap=True)
-    for heading in (OURS, TORCH, NUMPY, f"/ {TORCH} (range)", "bar", f"/ {NUMPY}"):
+    for heading in (OURS, TORCH, NUMPY, f"/ {TORCH}", "bar", f"/ {NUMPY}"):
         drawn.add_column(heading, justify="right", no_wrap=True)
     epilogue = ""
     for row in report.rows:
         if row.case.epilogue != epilogue:
             epilogue = row.case.epilogue
             drawn.add_row(f"[bold]{epilogue}[/]")
-        mark = {True: " [green]holds[/]", False: " [red]missed[/]", None: ""}[row.holds]
+        mark = {True: " [green]✓[/]", False: " [red]✗ missed[/]", None: ""}[row.holds]
         bar = "–" if row.case.bar is None else f"{row.case.bar:.1f}{mark}"
-        times = [f"{row.median_ms(who):.2f}" if who in row.times_ms else "–" for who in (OURS, TORCH, NUMPY)]
+        times = [f"{row.median_ms(who):#.3g}".rstrip(".") if who in row.times_ms else "–" for who in (OURS, TORCH, NUMPY)]
         in_numpy = row.ratio(NUMPY)
         last = "–" if in_numpy is None else f"{in_numpy.median:.2f}"
         drawn.add_row(f"m={row.case.m} n={row.case.n} k={row.case.k}", *times, spread(row.ratio(TORCH)), bar, last)
