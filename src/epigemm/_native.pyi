@@ -157,8 +157,10 @@ class LtLaunch:
         workspace_bytes: int,
         scalars: Scalars,
         swapped: bool = False,
+        c_is_d: bool = True,
         has_bias: bool = False,
         has_aux: bool = False,
+        zeroed_aux_bytes: int = 0,
         handle: int = 0,
         what: str = "",
     ) -> None: ...

@@ -216,15 +216,18 @@ Bytes LtMatmul::layout_attribute(int which, int number, std::size_t size) const 
 // ---------------------------------------------------------------- LtLaunch
 
 LtLaunch::LtLaunch(std::shared_ptr<LtMatmul> matmul, int device, const Bytes &algorithm, std::size_t workspace_bytes,
-                   const Scalars &scalars, bool swapped, bool has_bias, bool has_aux, std::uint64_t handle, std::string what)
+                   const Scalars &scalars, bool swapped, bool c_is_d, bool has_bias, bool has_aux, std::size_t zeroed_aux_bytes,
+                   std::uint64_t handle, std::string what)
     : matmul_(std::move(matmul)),
       device_(device),
       algorithm_(algorithm_of(algorithm)),
       workspace_bytes_(workspace_bytes),
       scalars_(scalars),
       swapped_(swapped),
+      c_is_d_(c_is_d),
       has_bias_(has_bias),
       has_aux_(has_aux),
+      zeroed_aux_bytes_(zeroed_aux_bytes),
       handle_(handle != 0 ? reinterpret_cast<abi::LtHandle>(handle) : handle_of(device)),
       what_(std::move(what)) {}
 
@@ -234,6 +237,7 @@ void LtLaunch::run(abi::Address a, abi::Address b, abi::Address c, abi::Address 
     std::lock_guard lock(matmul_->mutex_);
     if (has_bias_) matmul_->set_pointer(abi::kDescriptorBias, bias);
     if (has_aux_) matmul_->set_pointer(abi::kDescriptorAux, aux);
+    zero_aux(aux, stream);
     launch(a, b, c, d, stream, scalars, workspace);
 }
 
@@ -241,8 +245,17 @@ void LtLaunch::run_with(const Pointers &pointers, abi::Address a, abi::Address b
                         const Scalars *scalars, abi::Address workspace) {
     ContextGuard guard(device_);
     std::lock_guard lock(matmul_->mutex_);
-    for (const auto &[attribute, address] : pointers) matmul_->set_pointer(attribute, address);
+    for (const auto &[attribute, address] : pointers) {
+        matmul_->set_pointer(attribute, address);
+        if (attribute == abi::kDescriptorAux) zero_aux(address, stream);
+    }
     launch(a, b, c, d, stream, scalars, workspace);
+}
+
+void LtLaunch::zero_aux(abi::Address aux, std::uintptr_t stream) const {
+    if (zeroed_aux_bytes_ > 0)
+        driver_call(&Driver::fill, "cuMemsetD8Async", "the auxiliary output's padding", aux, static_cast<unsigned char>(0), zeroed_aux_bytes_,
+                    reinterpret_cast<abi::Stream>(stream));
 }
 
 void LtLaunch::launch(abi::Address a, abi::Address b, abi::Address c, abi::Address d, std::uintptr_t stream, const Scalars *given,
@@ -252,8 +265,9 @@ void LtLaunch::launch(abi::Address a, abi::Address b, abi::Address c, abi::Addre
     const Scalars &scalars = given != nullptr ? *given : scalars_;
     const auto &layouts = matmul_->layouts_;
     if (swapped_) std::swap(a, b);
+    if (c == 0 && c_is_d_) c = d;
     const abi::Status status = CublasLt::get().matmul(handle_, matmul_->descriptor_, scalars.alpha(), a, layouts[0], b, layouts[1],
-                                                      scalars.beta(), c != 0 ? c : d, layouts[2], d, layouts[3], &algorithm_,
+                                                      scalars.beta(), c, layouts[2], d, layouts[3], &algorithm_,
                                                       workspace == 0 ? lease.address() : workspace, workspace_bytes_, cuda_stream);
     if (status != 0) check_status(status, "cublasLtMatmul", what_);
 }

@@ -127,11 +127,13 @@ private:
 class LtLaunch {
 public:
     // `scalars` are alpha and beta where a call gives none. `swapped`: the product is of the transposes, so the library's A is the
-    // caller's B.
+    // caller's B. `c_is_d`: where a call gives no C, D's address stands for it; else null does (C's layout is not D's).
+    // `zeroed_aux_bytes`: of the auxiliary output, set to 0 before each launch: the library leaves its padding as it was.
     LtLaunch(std::shared_ptr<LtMatmul> matmul, int device, const Bytes &algorithm, std::size_t workspace_bytes, const Scalars &scalars,
-             bool swapped, bool has_bias, bool has_aux, std::uint64_t handle, std::string what);
+             bool swapped, bool c_is_d, bool has_bias, bool has_aux, std::size_t zeroed_aux_bytes, std::uint64_t handle,
+             std::string what);
 
-    // c = 0 stands for D, of which nothing is read then: beta must be 0. bias and aux are ignored where the epilogue has none.
+    // c = 0 is no C: beta must be 0 then. bias and aux are ignored where the epilogue has none.
     void run(abi::Address a, abi::Address b, abi::Address c, abi::Address d, abi::Address bias, abi::Address aux, std::uintptr_t stream,
              const Scalars *scalars, abi::Address workspace);
     // With all pointers of the descriptor (bias, aux, scales, amax) as (attribute, address).
@@ -142,6 +144,7 @@ public:
     int device() const { return device_; }
 
 private:
+    void zero_aux(abi::Address aux, std::uintptr_t stream) const;
     void launch(abi::Address a, abi::Address b, abi::Address c, abi::Address d, std::uintptr_t stream, const Scalars *scalars,
                 abi::Address workspace);
 
@@ -150,7 +153,8 @@ private:
     abi::LtAlgorithm algorithm_;
     std::size_t workspace_bytes_;
     Scalars scalars_;
-    bool swapped_, has_bias_, has_aux_;
+    bool swapped_, c_is_d_, has_bias_, has_aux_;
+    std::size_t zeroed_aux_bytes_;
     abi::LtHandle handle_;
     std::string what_;
 };

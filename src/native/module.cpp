@@ -381,12 +381,13 @@ void bind_cublaslt(nb::module_ &m) {
         .def(
             "__init__",
             [](LtLaunch *self, std::shared_ptr<LtMatmul> matmul, int device, const nb::bytes &algorithm, std::size_t workspace_bytes,
-               const Scalars &scalars, bool swapped, bool has_bias, bool has_aux, std::uint64_t handle, std::string what) {
-                new (self) LtLaunch(std::move(matmul), device, text_of(algorithm), workspace_bytes, scalars, swapped, has_bias, has_aux,
-                                    handle, std::move(what));
+               const Scalars &scalars, bool swapped, bool c_is_d, bool has_bias, bool has_aux, std::size_t zeroed_aux_bytes, std::uint64_t handle,
+               std::string what) {
+                new (self) LtLaunch(std::move(matmul), device, text_of(algorithm), workspace_bytes, scalars, swapped, c_is_d, has_bias, has_aux,
+                                    zeroed_aux_bytes, handle, std::move(what));
             },
-            "matmul"_a, "device"_a, "algorithm"_a, "workspace_bytes"_a, "scalars"_a, "swapped"_a = false, "has_bias"_a = false,
-            "has_aux"_a = false, "handle"_a = 0, "what"_a = "")
+            "matmul"_a, "device"_a, "algorithm"_a, "workspace_bytes"_a, "scalars"_a, "swapped"_a = false, "c_is_d"_a = true, "has_bias"_a = false,
+            "has_aux"_a = false, "zeroed_aux_bytes"_a = 0, "handle"_a = 0, "what"_a = "")
         .def("run", &LtLaunch::run, "a"_a, "b"_a, "c"_a, "d"_a, "bias"_a, "aux"_a, "stream"_a, "scalars"_a = nb::none(), "workspace"_a = 0,
              Unlocked())
         .def("run_with", &LtLaunch::run_with, "pointers"_a, "a"_a, "b"_a, "c"_a, "d"_a, "stream"_a, "scalars"_a = nb::none(),

@@ -9,7 +9,7 @@ import pytest
 
 from epigemm import layouts
 from epigemm.engines.base import Refusal
-from epigemm.engines.cublaslt.descriptors import ATTRIBUTES, Descriptor, Matrix, Unsuitable, describe, readings
+from epigemm.engines.cublaslt.descriptors import ATTRIBUTES, Descriptor, Matrix, Unsuitable, describe, readings, without_product
 from epigemm.engines.cublaslt.engine import describe as describe_fused
 from epigemm.engines.outputs import operand as output_operand
 from epigemm.enums import MatmulEpilog
@@ -337,6 +337,44 @@ def test_types_that_the_library_does_not_document():
         bf16_without_inputs := replace(bf16, inputs=()),
     )
     assert "writes `bgrada` in D's dtype bfloat16" in str(describe_fused(bf16_without_inputs, wide))
+
+
+@pytest.mark.parametrize("order", ["row", "col"])
+def test_alpha_0_is_the_product_of_zeros(order):
+    for batch in ((), (3,)):
+        problem = _problem("row", "col", order, batch)
+        described = describe_fused(problem, check(_identity(), problem))
+        zero, size_bytes = without_product(described)
+        zeros = np.zeros(size_bytes // 4)
+        d = np.full(layouts.extent_bytes(problem.d.shape, problem.d.strides, 1)[1], np.nan)
+        library(zero, zeros, zeros, None, {"d": d}, 0.0)
+        assert (_view(d, problem.d) == 0).all()
+
+
+def test_16_bit_epilogs_on_unaligned_lines_are_refused():
+    problem = replace(
+        _problem("row", "row", "row", dtype="bf16"), n=N - 1, b=(Operand.dense("bf16", (K, N - 1)),), d=Operand.dense("bf16", (M, N - 1))
+    )
+    biased = replace(problem, inputs=(("bias", Operand.dense("bf16", (1, N - 1))),))
+    expression = check(Expression((Output("d", Node("add", acc(), input_("bias"))),), 1, ("bias",)), biased)
+    assert (
+        "rounds the product to bfloat16 before BIAS where the lines of an operand are not 16-byte aligned, as those of B (78 bytes"
+        in str(describe_fused(biased, expression))
+    )
+    assert isinstance(describe_fused(problem, check(_identity(), problem)), Descriptor)
+    padded = replace(biased, b=(Operand(problem.d.dtype, (K, N - 1), (N, 1)),), d=Operand(problem.d.dtype, (M, N - 1), (N, 1)))
+    assert isinstance(describe_fused(padded, expression), Descriptor)
+    misaligned = replace(padded, a=replace(padded.a, alignment_bytes=2))
+    assert "as those of A (32 bytes apart, address aligned to 2)" in str(describe_fused(misaligned, expression))
+
+
+def test_padding_of_written_masks_is_zeroed():
+    for m, padding in ((128, False), (65, True)):
+        problem = Problem.of("f32", m=m, n=8, k=16, order="col")
+        described = describe_fused(problem, check(named(E.RELU_AUX), problem))
+        assert described.aux.zeroed_bytes == (layouts.mask_bytes(m) * 8 if padding else 0)
+    problem = replace(problem, inputs=(("relu_aux", Operand.dense("uint8", (layouts.mask_bytes(65), 8), "col")),))
+    assert describe_fused(problem, check(named(E.DRELU), problem)).aux.zeroed_bytes == 0
 
 
 def test_k_1_gradients_are_refused():

@@ -142,7 +142,7 @@ def test_errors_name_the_kernel(core):
     with pytest.raises(errors.LibraryError, match=r"cuLibraryGetKernel for nothing"):
         core.KernelLibrary(PTX + b"\0").attribute("nothing", 4)
     with pytest.raises(errors.LibraryError):
-        core.KernelLibrary(b"not a cubin, nor PTX, by any reading of it\0")
+        core.KernelLibrary(b"not a cubin, nor PTX, by any reading of it\0").attribute("nothing", 4)
 
 
 def test_memory_copies_and_events(core):

@@ -23,6 +23,8 @@ ORDERS = ["row", "col"]
 def _problem(dtype, m=96, n=72, k=80, batch=(), orders=("row", "row", "row"), **compute):
     base = Problem.of(dtype, m=m, n=n, k=k, batch=batch, order=orders[2], device="cuda:0")
     a, b = Operand.dense(dtype, (*batch, m, k), orders[0]), Operand.dense(dtype, (*batch, k, n), orders[1])
+    if dtype in ("f64", "c128"):
+        compute = {"compute_type": int(MatmulComputeType.COMPUTE_64F), **compute}
     return replace(base, a=a, b=(b,), compute=replace(base.compute, **compute))
 
 

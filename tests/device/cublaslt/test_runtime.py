@@ -15,7 +15,7 @@ from epigemm.engines.cuda import libraries
 from epigemm.enums import MatmulEpilog
 from epigemm.expression.check import check
 from epigemm.expression.named import named
-from epigemm.problem import Operand, Problem
+from epigemm.problem import Compute, Operand, Problem
 
 torch = pytest.importorskip("torch")
 
@@ -184,7 +184,8 @@ def test_beta_0_never_reads_c(tools):
 
 def test_alpha_0_never_reads_a_or_b(tools):
     for dtype in ("f16", "f32", "f64"):
-        problem = Problem.of(dtype, m=64, n=64, k=64, device="cuda:0", c=True)
+        compute = Compute(70, "float64") if dtype == "f64" else None
+        problem = Problem.of(dtype, m=64, n=64, k=64, device="cuda:0", c=True, compute=compute)
         run = tools.run(problem, tools.identity(problem), alpha=0.0, beta=2.0, edit=lambda data: data["a"].view.fill_(float("nan")))
         assert bool((run.d == (2 * run.c)).all()), dtype
 

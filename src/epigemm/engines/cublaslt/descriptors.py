@@ -100,7 +100,14 @@ class Vector:
 
 @dataclass(frozen=True, slots=True)
 class Auxiliary:
-    """The mask (`dtype` "bits", extents in bits) or the pre-activation matrix that is read or written."""
+    """The mask (`dtype` "bits", strides in bits) or the pre-activation matrix that is read or written.
+
+    Args:
+        name, is_output, alignment_bytes: as of a `Vector`.
+        dtype: of its elements, or "bits".
+        leading_dimension, batch_stride: in elements or bits.
+        zeroed_bytes: of an output with padding, all of it: the library leaves padding as it was, and ours is 0.
+    """
 
     name: str
     is_output: bool
@@ -108,6 +115,7 @@ class Auxiliary:
     leading_dimension: int
     batch_stride: int = 0
     alignment_bytes: int = layouts.MAX_ALIGNMENT_BYTES
+    zeroed_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +187,32 @@ class Descriptor:
         """Compute, scale, A, B, C and D type, by which the library lists its algorithms."""
         matrices = (matrix.dtype.cuda_type for matrix in (self.a, self.b, self.c, self.d))
         return (self.compute_type, self.scale_type, *matrices)  # type: ignore[return-value]
+
+
+ZERO_K = 16  # the least k of an 8-bit product
+
+
+def without_product(descriptor: Descriptor) -> tuple[Descriptor, int]:
+    """The same with zero matrices of ZERO_K for A and B, and their bytes: what alpha = 0 means.
+
+    The library multiplies A and B by alpha = 0 all the same, so a NaN in them would reach D. Both are read from one dense zero
+    matrix, and the batch shares it.
+    """
+    a, b = descriptor.a, descriptor.b
+    rows, columns = descriptor.d.rows, descriptor.d.columns
+
+    def zero(matrix: Matrix, operation: str, shape: tuple[int, int]) -> Matrix:
+        stored = shape if operation == "N" else shape[::-1]
+        return Matrix(matrix.dtype, *stored, stored[0], matrix.batch_count, 0)
+
+    best = layouts.MAX_ALIGNMENT_BYTES
+    changed = replace(
+        descriptor,
+        a=zero(a, descriptor.transa, (rows, ZERO_K)),
+        b=zero(b, descriptor.transb, (ZERO_K, columns)),
+        alignments=(best, best, *descriptor.alignments[2:]),
+    )
+    return changed, ZERO_K * max(rows * a.dtype.bytes, columns * b.dtype.bytes)
 
 
 def packed(table: dict[str, tuple[int, str]], values: dict[str, int] | dict[str, float]) -> Attributes:

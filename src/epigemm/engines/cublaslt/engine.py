@@ -10,7 +10,7 @@ from epigemm import errors
 from epigemm.engines.base import AbstractEngine, AbstractExecutable, Call, Refusal
 from epigemm.engines.cublaslt import algorithms, library
 from epigemm.engines.cublaslt.algorithms import AlgorithmCapabilities
-from epigemm.engines.cublaslt.descriptors import ATTRIBUTES, Descriptor, Unsuitable
+from epigemm.engines.cublaslt.descriptors import ATTRIBUTES, Descriptor, Unsuitable, without_product
 from epigemm.engines.cublaslt.epilogs import OPERAND_SCALES, deviations, fused
 from epigemm.engines.cublaslt.library import Preferences, Result
 from epigemm.engines.cuda import libraries
@@ -22,6 +22,9 @@ from epigemm.problem import Problem
 # How many results of the heuristic are asked for at once; "bare product" means the fastest of these.
 HEURISTIC_LIMIT = 16
 _REMEMBERED = 512
+
+# These sum A's or B's elements, whatever alpha is.
+_READ_OPERANDS = (MatmulEpilog.BGRADA, MatmulEpilog.BGRADB)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,48 +71,82 @@ class CublasLtExecutable(AbstractExecutable):
 
     Attributes:
         launch: the compiled core's `run(a, b, c, d, bias, aux, stream, scalars=None, workspace=0)`: addresses as integers, 0 for what
-            there is not. Without `scalars`, alpha = 1 and beta = 0. Only where `scales` is empty.
+            there is not. Without `scalars`, alpha = 1 and beta = 0. Only where `scales` is empty and alpha is not 0.
         bias, aux: the name of the epilogue's input or output whose address goes there, "" where there is none.
         scales: (attribute number, name) of FP8 scales and maxima.
         workspace_bytes: what a launch takes, on the stream it goes to.
     """
 
-    __slots__ = ("_core", "_last", "_native", "_plain", "aux", "bias", "descriptor", "launch", "scales", "workspace_bytes")
+    __slots__ = (
+        "_core",
+        "_device",
+        "_last",
+        "_native",
+        "_what",
+        "_zero",
+        "aux",
+        "bias",
+        "descriptor",
+        "launch",
+        "scales",
+        "workspace_bytes",
+    )
 
     def __init__(self, descriptor: Descriptor, device: str, raw: bytes, what: str) -> None:
-        core = libraries.open_cublaslt()
-        number = library.index(device)
+        self._core, self._device, self._what = libraries.open_cublaslt(), library.index(device), what
         matmul = library.create(descriptor)
         try:
-            _, self.workspace_bytes, _, _ = matmul.check(number, raw)
+            _, self.workspace_bytes, _, _ = matmul.check(self._device, raw)
         except errors.LibraryError as error:
             reason = "cuBLASLt does not run this algorithm for this product"
             raise errors.AlgorithmError(errors.say(reason, *str(error).splitlines()[:1], "Take one of plan()'s algorithms.")) from error
-        self._core, self.descriptor = core, descriptor
+        self.descriptor = descriptor
         self.bias = descriptor.bias.name if descriptor.bias is not None else ""
         self.aux = descriptor.aux.name if descriptor.aux is not None else ""
         operand_scales = OPERAND_SCALES if descriptor.a.dtype.is_narrow else ()
-        self.scales = tuple(
-            (ATTRIBUTES[attribute][0], name) for attribute, name in (*descriptor.scales, *_placed(operand_scales, descriptor))
-        )
-        self._plain = core.Scalars(descriptor.scale_type, 1.0, 0.0)
-        self._last: tuple[Any, Any, Any] = (1.0, 0.0, self._plain)
-        self._native = core.LtLaunch(
-            matmul, number, raw, self.workspace_bytes, self._plain, descriptor.swapped, bool(self.bias), bool(self.aux), 0, what
-        )
+        named = (*descriptor.scales, *_placed(operand_scales, descriptor))
+        self.scales = tuple((ATTRIBUTES[attribute][0], name) for attribute, name in named)
+        plain = self._core.Scalars(descriptor.scale_type, 1.0, 0.0)
+        self._last: tuple[Any, Any, Any] = (1.0, 0.0, plain)
+        self._zero: tuple[CublasLtExecutable, int] | None = None
+        # An address of D under another dtype than D's is refused by the library, also where nothing of C is read.
+        c_is_d = descriptor.c.dtype == descriptor.d.dtype
+        zeroed_bytes = descriptor.aux.zeroed_bytes if descriptor.aux is not None else 0
+        flags = (descriptor.swapped, c_is_d, bool(self.bias), bool(self.aux), zeroed_bytes)
+        self._native = self._core.LtLaunch(matmul, self._device, raw, self.workspace_bytes, plain, *flags, 0, what)
         self.launch = self._native.run
 
     def run(self, call: Call) -> None:
         """Launch on `call.stream`; A, B, C, D, inputs and outputs are addresses on the plan's device."""
+        if call.alpha == 0 and self.descriptor.epilogue not in _READ_OPERANDS:
+            self._run_without_product(call)
+        else:
+            self._run(call, call.a, call.b[0])
+
+    def _run(self, call: Call, a: int, b: int) -> None:
         bias, aux = (self._address(call, name) if name else 0 for name in (self.bias, self.aux))
         scalars = self.scalars(call.alpha, call.beta)
         if not self.scales:
-            self.launch(call.a, call.b[0], call.c or 0, call.d, bias, aux, call.stream, scalars)
+            self.launch(a, b, call.c or 0, call.d, bias, aux, call.stream, scalars)
             return
         pointers = [(number, self._address(call, name)) for number, name in self.scales]
         pointers += [(ATTRIBUTES["bias_pointer"][0], bias)] if self.bias else []
         pointers += [(ATTRIBUTES["aux_pointer"][0], aux)] if self.aux else []
-        self._native.run_with(pointers, call.a, call.b[0], call.c or 0, call.d, call.stream, scalars)
+        self._native.run_with(pointers, a, b, call.c or 0, call.d, call.stream, scalars)
+
+    def _run_without_product(self, call: Call) -> None:
+        """alpha = 0 reads neither A nor B: zeros stand for them. Rare, so it is prepared when it is first asked for."""
+        if self._zero is None:
+            zero, zero_bytes = without_product(self.descriptor)
+            raw = library.heuristic(zero, f"cuda:{self._device}", 1, Preferences())[0].raw
+            self._zero = CublasLtExecutable(zero, f"cuda:{self._device}", raw, self._what), zero_bytes
+        executable, size_bytes = self._zero
+        zeros = self._core.allocate(self._device, size_bytes, call.stream)
+        try:
+            self._core.fill(self._device, zeros, 0, size_bytes, call.stream)
+            executable._run(call, zeros, zeros)
+        finally:
+            self._core.free(self._device, zeros, call.stream)
 
     def scalars(self, alpha: complex | float, beta: complex | float) -> Any:
         """alpha and beta as `launch` takes them; the last pair is kept."""
@@ -211,7 +248,10 @@ class CublasLtEngine(AbstractEngine):
 
     def _ask(self, problem: Problem, expression: Expression, preferences: Preferences) -> _Asked:
         limited = preferences.limited(problem.compute.memory_limit)
-        return self._asked.get((problem, expression, limited), lambda: _asked(problem, expression, limited))
+        try:
+            return self._asked.get((problem, expression, limited), lambda: _asked(problem, expression, limited))
+        except (errors.EngineUnavailable, errors.LibraryError) as why:
+            return _Asked(Refusal(str(why)))  # not remembered: it may pass
 
 
 def _asked(problem: Problem, expression: Expression, preferences: Preferences) -> _Asked:
@@ -224,11 +264,8 @@ def _asked(problem: Problem, expression: Expression, preferences: Preferences) -
     differs = deviations(found.epilog, problem.d.dtype)
     if problem.compute.strict and differs:
         return _Asked(Refusal(f"strict=True, and {differs[0]}."))
-    try:
-        libraries.open_cublaslt()
-        results = library.heuristic(descriptor, problem.device, HEURISTIC_LIMIT, preferences)
-    except errors.EngineUnavailable as why:
-        return _Asked(Refusal(str(why)))
+    libraries.open_cublaslt()
+    results = library.heuristic(descriptor, problem.device, HEURISTIC_LIMIT, preferences)
     if not results:
         why_not = library.diagnose(descriptor, preferences, lambda d, p: bool(library.heuristic(d, problem.device, 1, p)))
         return _Asked(Refusal(f"{why_not}."))
