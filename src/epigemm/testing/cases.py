@@ -11,6 +11,7 @@ import numpy as np
 
 from epigemm.testing.epilogues import EPILOGUES, PREDEFINED, Input, Row
 from epigemm.testing.formats import Array, pack
+from epigemm.testing.gradients import gradient_rows
 from epigemm.testing.numeric import Guarded
 from epigemm.testing.placing import LAYOUTS, NEGATIVE, SHARED, order_of, place
 
@@ -274,7 +275,7 @@ def _padded_aux(case: Case, rng: np.random.Generator, batch: tuple[int, ...]) ->
 def cases() -> tuple[Case, ...]:
     """Every case, each once."""
     made: dict[str, Case] = {}
-    for part in (_sizes, _strides, _batches, _c_and_scalars, _dtypes, _predefined, _user, _orders, _special, _libraries):
+    for part in (_sizes, _strides, _batches, _c_and_scalars, _dtypes, _predefined, _user, _orders, _special, _gradients, _libraries):
         for case in part():
             made.setdefault(str(case), case)
     return tuple(made.values())
@@ -443,6 +444,12 @@ def _special() -> Iterator[Case]:
         for dtype in ("float32", "bfloat16"):
             yield Case("special", 9, 8, 3, name, dtype=dtype, data="special")
     yield Case("special", 9, 8, 3, "relu", data="special", c="mn", alpha=0.0, beta=1.0)
+
+
+def _gradients() -> Iterator[Case]:
+    for row in gradient_rows():
+        yield Case("gradient", 19, 14, 11, row.name, custom=row)
+        yield Case("gradient", 6, 133, 5, row.name, custom=row, dtype="bfloat16", layout_a="col", batch_a=(2,), batch_b=(2,))
 
 
 def _libraries() -> Iterator[Case]:
