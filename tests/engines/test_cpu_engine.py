@@ -202,6 +202,16 @@ def test_empty_results_have_zero_reductions(m: int, n: int) -> None:
     assert all((x == 0).all() for x in extras.values())
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_an_empty_batch_item_of_stride_zero(order: str) -> None:
+    """NumPy may give an empty array any strides."""
+    d = np.lib.stride_tricks.as_strided(np.empty((2, 0, 1), np.float32), strides=(0, 4, 4))
+    _, extras = run(
+        lambda acc: eg.outputs(acc, s=eg.sum(acc, axis="m")), np.ones((2, 0, 3), np.float32), normal(2, 3, 1), out=d, order=order
+    )
+    assert np.array_equal(extras["s"], np.zeros((2, 1, 1)))
+
+
 def test_empty_rows_still_have_their_columns() -> None:
     def vectors(acc: Any, x: Any, y: Any) -> Any:
         return eg.outputs(acc + x + y, x=eg.exp(x), y=eg.exp(y), s=operand_sum("a"))
@@ -490,6 +500,14 @@ def test_inputs_broadcast_over_the_batch() -> None:
     a, b, x, y = normal(2, 3, 17, 5), normal(5, 9), normal(3, 17, 9), normal(2, 1, 17, 1)
     d, _ = run(lambda acc, x, y: acc * x + y, a, b, inputs={"x": x, "y": y})
     assert_near(d, (wide(a) @ wide(b)) * x + y, 10, 8.0)
+
+
+def test_values_without_batch_in_a_batched_strip() -> None:
+    """Small matrices share a strip; what is made of inputs without batch is one of them, cast or not."""
+    a, b, x = normal(3, 5, 4), normal(4, 6), normal(5, 6)
+    d, _ = run(lambda acc, x: acc + eg.cast(eg.relu(x) * 3.0, "float16") + eg.silu(x), a, b, inputs={"x": x})
+    half = (np.maximum(x, 0) * 3).astype(np.float16).astype(np.float64)
+    assert_near(d, wide(a) @ wide(b) + half + x / (1 + np.exp(-wide(x))), 20, 4.0)
 
 
 def test_a_b_without_batch_is_widened_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,7 +128,9 @@ def store(target: Array, value: Array) -> None:
 def rounded(value: Array, dtype: np.dtype[Any], out: Array | None = None) -> Array:
     """`value` rounded to `dtype`, in its own type: what a stored value is when it is read again."""
     if value.dtype == dtype:
-        return value if out is None else widen(value, out)
+        return value if out is None else widen(np.broadcast_to(value, out.shape), out)
     stored = np.empty(value.shape, dtype)
     store(stored, value)
-    return widen(stored, np.empty_like(value) if out is None else out)
+    if out is None:
+        out = np.empty_like(value)
+    return widen(np.broadcast_to(stored, out.shape), out)

@@ -169,9 +169,9 @@ class CpuExecutable(AbstractExecutable):
 
 
 def _batch_view(x: Array, rank: int) -> Array:
-    """`x` with `rank` batch axes, broadcast ones (stride 0 too) of extent 1."""
+    """`x` with `rank` batch axes, broadcast ones (stride 0 too, which means nothing in an empty array) of extent 1."""
     x = x[(None,) * (rank + 2 - x.ndim)]
-    return x[tuple(slice(0, 1) if x.strides[axis] == 0 else slice(None) for axis in range(rank))]
+    return x[tuple(slice(0, 1) if x.strides[axis] == 0 else slice(None) for axis in range(rank))] if x.size else x
 
 
 def _trimmed(x: Array, load: Load, walk: Walk) -> Array:
