@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -294,6 +295,16 @@ def test_sum_of_an_operand_compiles(store: Path) -> None:
         made = pointwise.operand_sum(problem, operand)
         assert [(t.role, t.along) for t in made.tensors] == [("acc", "both"), ("output", "slow" if operand == "a" else "fast")]
         assert made.compile("sm_80").code
+
+
+def test_lines_one_element_apart_are_not_read_as_vectors() -> None:
+    """Strides (1, 1): every line is contiguous, and only one in eight is aligned."""
+    problem = Problem.of("bf16", m=64, n=64, k=8, inputs={"bias": BIAS, "residual": Operand(BIAS.dtype, (64, 64), (1, 1))})
+    problem = replace(problem, inputs=(("bias", Operand.dense("bf16", (1, 64))), problem.inputs[1]))
+    expression = check(as_epilogue(gelu_residual).expression(), problem)
+    made = pointwise.pointwise(problem, expression, (problem.d,))
+    assert "{EpiType::bf16, Along::both, false},  // input residual" in made.text
+    assert "{EpiType::bf16, Along::fast, true},  // input bias" in made.text
 
 
 def test_equal_kernels_have_equal_texts() -> None:

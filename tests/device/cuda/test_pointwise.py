@@ -252,7 +252,7 @@ def layouts_and_types() -> list[Case]:
         for d in ("float32", "float16", "float8_e4m3fn", "float8_e5m2", "float64")
     ]
     found += [
-        Case(f"d-{layout}", gelu_residual, 65, 136, order=placing.ORDER_OF[layout], inputs=GELU, d_layout=layout)
+        Case(f"d-{layout}", gelu_residual, 65, 136, order="col" if layout.endswith("col") else "row", inputs=GELU, d_layout=layout)
         for layout in ("padded", "padded_col", "misaligned", "stepped", "negative")
     ]
     found += [
@@ -452,7 +452,10 @@ def test_functions_on_the_device_are_within_their_bounds(driver: Driver) -> None
     """The fast functions over their whole range, D in float32, against float64: a few units of the result or of |x|."""
     rng = np.random.default_rng(2)
     for name in ("gelu", "silu", "mish", "sigmoid", "tanh", "erf", "softplus", "exp"):
-        function = getattr(eg, name)
-        run = Run(Case(name, lambda acc, f=function: f(acc * 6.0), dtype="float32", m=257, n=256))
+        run = Run(Case(name, scaled(getattr(eg, name)), dtype="float32", m=257, n=256))
         run.accumulators = [(rng.integers(-(2**20), 2**20, (257, 256)) / 2**18).astype(np.float32)]
         compare(run, run.run(driver))
+
+
+def scaled(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda acc: function(acc * 6.0)

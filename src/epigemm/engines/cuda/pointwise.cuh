@@ -1,9 +1,9 @@
 // One pass over D: reads the accumulators and the epilogue's inputs, writes what the expression says, sums along m and n.
 //
 // `config::` and `epilogue` are generated (pointwise.py). "fast" is D's contiguous axis, "slow" the other one. A block covers
-// `lanes * vector` elements of fast and `slots * rows` of slow: each thread `vector` neighbours in `rows` lines, `slots` apart, of
-// which it loads `unroll` before it computes any: D may be an input's or an accumulator's memory, so a store holds back the loads
-// that follow it. Sums leave one partial a tile in the workspace, which the last block that shares a result adds in a fixed order.
+// `lanes * vector` elements of fast and `slots * rows` of slow: each thread `vector` neighbours in `rows` lines, `slots` apart. It
+// loads `ahead` lines before the one that it computes: D may be an input's or an accumulator's memory, so the compiler cannot move
+// a load before a store by itself. Sums leave one partial a tile in the workspace, which the last block that shares a result adds in a fixed order.
 // The workspace begins with the counters that tell it so, 0 before the launch: one a column of tiles, one a row of tiles, one for
 // all tiles, of each batch.
 
@@ -20,7 +20,7 @@ struct Extents {
     int slow, fast;
     int padded_fast;                             // up to where mask bytes are written
     int tiles_slow, tiles_fast;
-    int rows;                                    // lines of a thread, a multiple of `unroll`
+    int rows;                                    // lines of a thread
     int batch[config::batch_axes > 0 ? config::batch_axes : 1];
     int batches;
     Tensor tensors[config::tensors];             // sources, then targets, then results of reductions
@@ -109,6 +109,10 @@ EPI_DEVICE void store_element(EpiType type, epi_u8* at, Value value) {
 
 // ---- where a thread is ----
 
+/// Whether element `v` from `first` lies in D. Where fast is a multiple of `vector`, a thread's elements all do or none does.
+EPI_DEVICE bool inside(const Extents& e, int first, int v) { return first + (config::whole ? 0 : v) < e.fast; }
+EPI_DEVICE bool all_inside(const Extents& e, int first) { return config::whole || first + config::vector <= e.fast; }
+
 /// A tile and a thread's place in it.
 struct Place {
     int tile_s, tile_f, batch;
@@ -160,12 +164,12 @@ EPI_DEVICE void load_source(int index, epi_u32* words, const epi_u8* base, const
         words[0] = at[first / 8 * tensor.fast] >> first % 8;
     } else if (source.along == Along::nothing || source.along == Along::slow) {
         load_element(source.type, words, 0, at);
-    } else if (source.vector && first + config::vector <= e.fast) {
+    } else if (source.vector && all_inside(e, first)) {
         load_words(words, at + static_cast<epi_i64>(first) * bytes, config::vector * bytes);
     } else {
 #pragma unroll
         for (int v = 0; v < config::vector; ++v)
-            if (first + v < e.fast) load_element(source.type, words, v, at + (first + v) * tensor.fast * bytes);
+            if (inside(e, first, v)) load_element(source.type, words, v, at + (first + v) * tensor.fast * bytes);
     }
 }
 
@@ -173,6 +177,13 @@ EPI_DEVICE void load_sources(Held& held, epi_u8* const* bases, const Extents& e,
 #pragma unroll
     for (int i = 0; i < config::sources; ++i)
         if (changes(config::source(i).along) == changing) load_source(i, held[i], bases[i], e.tensors[i], e, line, first);
+}
+
+EPI_DEVICE void copy(Held& to, const Held& from) {
+#pragma unroll
+    for (int i = 0; i < config::sources; ++i)
+#pragma unroll
+        for (int word = 0; word < vector_words; ++word) to[i][word] = from[i][word];
 }
 
 /// Element `v` of a line, from what is held of the line and of all lines.
@@ -208,15 +219,16 @@ EPI_DEVICE void store_values(int index, const Value (&values)[config::vector], e
     epi_u8* at = base + line * tensor.slow * bytes;
     if (target.along == Along::slow || target.along == Along::nothing) {
         if (first == 0) store_element(target.type, at, values[0]);
-    } else if (target.vector && first + config::vector <= e.fast) {
+    } else if (target.vector && all_inside(e, first)) {
         epi_u32 words[vector_words];
 #pragma unroll
-        for (int v = 0; v < config::vector; ++v) epi_encode(target.type, words, v, values[v]);
+        for (int v = 0; v + 1 < config::vector; v += 2) epi_encode_pair(target.type, words, v, values[v], values[v + 1]);
+        if (config::vector == 1) epi_encode(target.type, words, 0, values[0]);
         store_words(words, at + static_cast<epi_i64>(first) * bytes, config::vector * bytes);
     } else {
 #pragma unroll
         for (int v = 0; v < config::vector; ++v)
-            if (first + v < e.fast) store_element(target.type, at + (first + v) * tensor.fast * bytes, values[v]);
+            if (inside(e, first, v)) store_element(target.type, at + (first + v) * tensor.fast * bytes, values[v]);
     }
 }
 
@@ -255,7 +267,7 @@ EPI_DEVICE void add_terms(Sums& sums, const Real (&terms)[reduction_room][config
         Real total = identity(reduction.combine);
 #pragma unroll
         for (int v = 0; v < config::vector; ++v) {
-            const Real term = line < e.slow && place.first + v < e.fast ? terms[r][v] : identity(reduction.combine);
+            const Real term = line < e.slow && inside(e, place.first, v) ? terms[r][v] : identity(reduction.combine);
             if (reduction.over == Over::slow) sums.over_slow[r][v] = combined(reduction.combine, sums.over_slow[r][v], term);
             else total = combined(reduction.combine, total, term);
         }
@@ -415,7 +427,7 @@ EPI_DEVICE void line_of(const Held& line, const Held& all, epi_u8* const* bases,
         if (config::target(t).along == Along::bits) {
             epi_u32 bits = 0;
 #pragma unroll
-            for (int v = 0; v < config::vector; ++v) bits |= static_cast<epi_u32>(place.first + v < e.fast && out[v].bit[t]) << v;
+            for (int v = 0; v < config::vector; ++v) bits |= static_cast<epi_u32>(inside(e, place.first, v) && out[v].bit[t]) << v;
             store_bits(bits, bases[tensor], e.tensors[tensor], e, s, place);
         } else {
             Value values[config::vector];
@@ -452,12 +464,14 @@ EPI_DEVICE void pass(const Addresses& a, const Extents& e) {
     }
     Held all = {};
     load_sources(all, bases, e, 0, place.first, false);
-    for (int row = 0; row < e.rows; row += config::unroll) {
-        Held held[config::unroll] = {};
+    Held held[config::ahead + 1] = {};  // the line that is computed, then those that are on their way
 #pragma unroll
-        for (int u = 0; u < config::unroll; ++u) load_sources(held[u], bases, e, place.line(row + u), place.first, true);
+    for (int i = 0; i < config::ahead; ++i) load_sources(held[i + 1], bases, e, place.line(i), place.first, true);
+    for (int row = 0; row < e.rows; ++row) {
 #pragma unroll
-        for (int u = 0; u < config::unroll; ++u) line_of(held[u], all, bases, sums, a, e, place, row + u);
+        for (int i = 0; i < config::ahead; ++i) copy(held[i], held[i + 1]);
+        if (row + config::ahead < e.rows) load_sources(held[config::ahead], bases, e, place.line(row + config::ahead), place.first, true);
+        line_of(held[0], all, bases, sums, a, e, place, row);
     }
     if (config::reductions > 0) store_sums(sums, a, e, place);
 }

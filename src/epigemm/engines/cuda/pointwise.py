@@ -30,12 +30,14 @@ LANES = 32
 MIN_LANES = 8
 MASK_BITS = 128  # a mask's lines are padded to 16 bytes, and the padding is written
 
-# Bytes that a thread loads before it computes. One or two vectors in flight a thread are enough where 1500 threads are resident;
-# more lines cost registers, and compile time: NVRTC took 7 s for GELU with four lines, 0.8 with two, 0.3 with one.
+# Bytes of lines that are on their way to a thread while it computes one: what keeps the memory busy.
 _BYTES_AHEAD = 32
+_MAX_AHEAD = 2
+# Blocks of THREADS that a multiprocessor should hold: at 4 a thread has 64 registers, which kernels with many tensors exceed.
+_RESIDENT, _RESIDENT_LARGE, _LARGE = 4, 2, 4
 # About so many blocks: several waves on the largest GPU. More lines a block mean fewer partial sums.
 _BLOCKS = 4096
-_MAX_ROWS, _MAX_ROWS_SUMMED = 8, 128
+_MAX_ROWS, _MAX_ROWS_SUMMED = 16, 128
 
 _MAX_EXTENT = 2**31 - 2**16  # room for the last tile
 
@@ -196,13 +198,13 @@ def _tensor(problem: Problem, role: str, name: str, operand: Operand, extent: st
     along = {SCALAR: "nothing", MATRIX: "both", BITS: "bits"}.get(extent) or ("fast" if (extent == ROW) == row_major else "slow")
     batch = layouts.broadcast_strides(operand.batch, operand.strides[:-2], problem.batch)
     slow, fast = (rows, columns) if row_major else (columns, rows)
-    return Tensor(role, name, operand.dtype, along, slow, fast, batch, _alignment(operand), reduction)
+    slow = slow if (problem.m if row_major else problem.n) > 1 else 0
+    return Tensor(role, name, operand.dtype, along, slow, fast, batch, _alignment(operand, slow, batch), reduction)
 
 
-def _alignment(operand: Operand) -> int:
-    """What divides the address of every line, whichever way `alignment_bytes` was found."""
-    steps = (abs(s) * operand.dtype.bytes for s, e in zip(operand.strides, operand.shape, strict=True) if e > 1 and abs(s) != 1)
-    step = gcd(operand.alignment_bytes, *steps)
+def _alignment(operand: Operand, slow: int, batch: tuple[int, ...]) -> int:
+    """What divides the address of every line along fast. A slow stride of 1 counts too: lines may overlap."""
+    step = gcd(operand.alignment_bytes, *(abs(stride) * operand.dtype.bytes for stride in (slow, *batch)))
     return step & -step
 
 
@@ -269,7 +271,7 @@ class _Shape:
     batch: tuple[int, ...]
     vector: int
     lanes: int
-    unroll: int
+    ahead: int
     rows: int
     sources: int
     targets: int
@@ -284,13 +286,10 @@ class _Shape:
         vector = _vector(tensors[: sources + targets])
         lanes = min(LANES, max(MIN_LANES, _power_of_two(-(-padded // vector))))
         bytes_ahead = sum(vector * t.dtype.bytes for t in tensors[:sources] if t.along == "both")
-        unroll = max(1, min(4, _BYTES_AHEAD // max(bytes_ahead, 1)))
-        unroll = _power_of_two(unroll + 1) // 2
-        lines = THREADS // lanes * unroll
-        blocks = -(-slow // lines) * -(-padded // (lanes * vector)) * prod(batch)
-        most = _MAX_ROWS_SUMMED if results else _MAX_ROWS
-        rows = unroll * max(1, min(blocks // _BLOCKS, most // unroll))
-        shape = _Shape(slow, fast, padded, batch, vector, lanes, unroll, rows, sources, targets, results)
+        ahead = max(1, min(_MAX_AHEAD, _BYTES_AHEAD // max(bytes_ahead, 1)))
+        blocks = -(-slow // (THREADS // lanes)) * -(-padded // (lanes * vector)) * prod(batch)
+        rows = max(1, min(blocks // _BLOCKS, _MAX_ROWS_SUMMED if results else _MAX_ROWS))
+        shape = _Shape(slow, fast, padded, batch, vector, lanes, ahead, rows, sources, targets, results)
         if max(problem.m, problem.n, shape.blocks) > _MAX_EXTENT:
             what = f"The pointwise kernel counts in 31 bits, and m={problem.m} n={problem.n} batch={problem.batch} needs more."
             raise errors.UnsupportedProblem(errors.say(what, "Split the batch."))
@@ -401,9 +400,10 @@ def _config(problem: Problem, shape: _Shape, tensors: tuple[Tensor, ...]) -> str
     accumulator = problem.acc_dtype.name
     ints = {
         "threads": THREADS,
+        "resident": _RESIDENT if shape.targets + 2 * shape.results < _LARGE else _RESIDENT_LARGE,
         "lanes": shape.lanes,
         "vector": shape.vector,
-        "unroll": shape.unroll,
+        "ahead": shape.ahead,
         "batch_axes": len(shape.batch),
         "sources": shape.sources,
         "targets": shape.targets,
@@ -417,6 +417,7 @@ def _config(problem: Problem, shape: _Shape, tensors: tuple[Tensor, ...]) -> str
         f"using Value = {codegen.VALUE_TYPES[accumulator]};",
         f"using Real = {codegen.REAL_TYPES[accumulator]};",
         *(f"constexpr int {name} = {value};" for name, value in ints.items()),
+        f"constexpr bool whole = {str(shape.fast % shape.vector == 0).lower()};",
         f"constexpr bool row_major = {str(problem.order == layouts.ROW).lower()};",
         *_table("Source", "source", [_row(t, shape.vector) for t in sources]),
         *_table("Target", "target", [_row(t, shape.vector) for t in targets]),
@@ -450,7 +451,7 @@ def _entry(tensors: tuple[Tensor, ...]) -> str:
     names = [codegen.identifier(f"{t.role}_{t.name}") for t in tensors]
     return "\n".join(
         [
-            f'extern "C" __global__ void __launch_bounds__(config::threads, 2) {ENTRY}(',
+            f'extern "C" __global__ void __launch_bounds__(config::threads, config::resident) {ENTRY}(',
             *(f"    epi_u8* {name}," for name in names),
             "    epi_u8* workspace, const __grid_constant__ Extents extents) {",
             f"    const Addresses addresses = {{{{{', '.join(names)}}}, workspace}};",

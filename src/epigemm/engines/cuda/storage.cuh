@@ -253,3 +253,34 @@ EPI_DEVICE void epi_encode(EpiType type, epi_u32* words, int index, double2 x) {
 EPI_DEVICE void epi_encode(EpiType type, epi_u32* words, int index, float2 x) {
     epi_encode(type, words, index, double2{x.x, x.y});
 }
+
+/// Elements `index` (even) and the next. Two floats are rounded and packed by one instruction where there is one for the type.
+template <typename Value>
+EPI_DEVICE void epi_encode_pair(EpiType type, epi_u32* words, int index, Value first, Value second) {
+    epi_encode(type, words, index, first);
+    epi_encode(type, words, index + 1, second);
+}
+
+#ifdef __CUDA_ARCH__
+template <>
+EPI_DEVICE void epi_encode_pair<float>(EpiType type, epi_u32* words, int index, float first, float second) {
+    epi_u32 pair;
+    if (type == EpiType::bf16) {
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+        words[index / 2] = pair;
+    } else if (type == EpiType::f16) {
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+        words[index / 2] = pair;
+#if __CUDA_ARCH__ >= 890
+    } else if (type == EpiType::e4m3 || type == EpiType::e5m2) {
+        epi_u16 half;
+        if (type == EpiType::e4m3) asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(half) : "f"(second), "f"(first));
+        else asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(half) : "f"(second), "f"(first));
+        epi_put(words, 2, index / 2, half);
+#endif
+    } else {
+        epi_encode(type, words, index, first);
+        epi_encode(type, words, index + 1, second);
+    }
+}
+#endif
