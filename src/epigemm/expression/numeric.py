@@ -20,6 +20,8 @@ GELU_SCALE = sqrt(2 / pi)
 GELU_CUBIC = 0.044715
 # Below this, gelu's and silu's factor is 0 in float64 too, so a clamped argument gives 0 where -inf would give -inf * 0.
 FAR = -1000.0
+# Below this, silu(x) is x * exp(x) to the last bit.
+TAIL = -80.0
 
 _INTEGERS = {4: np.int32, 8: np.int64}
 
@@ -137,11 +139,16 @@ def gelu(x: Array, out: Array = None, *, approximate: str = "none") -> Array:
 
 def silu(x: Array, out: Array = None) -> Array:
     x = np.asarray(x)
-    finite = _finite_below(x, FAR)
+    finite = _finite_below(x, TAIL)
+    if finite is not x:
+        finite = np.maximum(x, FAR)
     t = np.negative(finite, out=_fresh(finite, out))
     np.exp(t, out=t)
     t += 1
-    return np.divide(finite, t, out=t if out is None else out)
+    t = np.divide(finite, t, out=t if out is None else out)
+    if finite is not x:  # exp(-x) overflows float32 where x * exp(x) is still a normal number
+        np.copyto(t, finite * np.exp(finite), where=finite < TAIL)
+    return t
 
 
 def softplus(x: Array, out: Array = None) -> Array:
