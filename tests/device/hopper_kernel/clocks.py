@@ -14,8 +14,8 @@ def main(shape: str, names: list[str]) -> None:
     out = torch.zeros(6, dtype=torch.int64, device="cuda")
     bound = {}
     for name in names:
-        kernel, _ = load(name)
-        bound[name] = kernel.bind(make_operands(kernel.signature, m, n, k, 1)[0], group=16)
+        kernel, _ = load(name.partition("@")[0])
+        bound[name] = kernel.bind(make_operands(kernel.signature, m, n, k, 1)[0], 16, "@n" not in name)
         bound[name].params.sums_n[3] = out.data_ptr()
     for mode in ("burst", "sustained"):
         for name, call in bound.items():

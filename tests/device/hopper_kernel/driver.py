@@ -12,6 +12,7 @@ import isolate  # noqa: F401  (before epigemm)
 from epigemm.engines.hopper.configs import TILE_K, Config, Signature
 
 TORCH_TYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+EVICT_NORMAL, EVICT_FIRST = 0x1000000000000000, 0x12F0000000000000  # words that createpolicy.fractional makes, fraction 1
 MAP_TYPES = {"f16": 6, "bf16": 9}  # CUtensorMapDataType
 SWIZZLES = {64: 2, 128: 3}  # bytes of a box's row -> CUtensorMapSwizzle
 L2_PROMOTION_256B = 3
@@ -41,14 +42,15 @@ class Params(ctypes.Structure):
         ("bits_in", ctypes.c_void_p * 2), ("bits_out", ctypes.c_void_p * 2),
         ("sums_m", ctypes.c_void_p * 4), ("sums_n", ctypes.c_void_p * 4),
         ("bits_in_stride", ctypes.c_uint64 * 2), ("bits_out_stride", ctypes.c_uint64 * 2),
+        ("policy_a", ctypes.c_uint64), ("policy_b", ctypes.c_uint64), ("policy_in", ctypes.c_uint64), ("policy_out", ctypes.c_uint64),
         ("scalars", ctypes.c_float * 8),
         ("m", ctypes.c_int), ("n", ctypes.c_int), ("k", ctypes.c_int),
         ("tiles_m", ctypes.c_int), ("tiles_n", ctypes.c_int), ("steps", ctypes.c_int), ("group", ctypes.c_int),
-        ("padding", ctypes.c_int * 1),
+        ("padding", ctypes.c_int * 9),
     ]  # fmt: skip
 
 
-assert ctypes.sizeof(Params) == 1728, ctypes.sizeof(Params)
+assert ctypes.sizeof(Params) == 1792, ctypes.sizeof(Params)
 
 
 def aligned_params() -> Params:
@@ -130,13 +132,13 @@ class Kernel:
         self.shared = config.shared_bytes(signature)
         check(cuda.cuFuncSetAttribute(self.main, SHARED_SIZE_ATTRIBUTE, self.shared))
 
-    def bind(self, o: Operands, group: int = 8) -> Bound:
+    def bind(self, o: Operands, group: int = 8, streaming: bool = True) -> Bound:
         """A launch with its maps encoded and its partial sums allocated."""
-        return Bound(self, o, group)
+        return Bound(self, o, group, streaming)
 
 
 class Bound:
-    def __init__(self, kernel: Kernel, o: Operands, group: int) -> None:
+    def __init__(self, kernel: Kernel, o: Operands, group: int, streaming: bool) -> None:
         c, s = kernel.config, kernel.signature
         self.kernel, self.operands, self.params = kernel, o, aligned_params()
         p = self.params
@@ -144,6 +146,8 @@ class Bound:
         m, k = o.a.shape
         n = o.b[0].shape[0]
         p.m, p.n, p.k, p.group = m, n, k, max(1, group // c.cluster)
+        p.policy_a = p.policy_b = EVICT_NORMAL
+        p.policy_in = p.policy_out = EVICT_FIRST if streaming else EVICT_NORMAL
         p.tiles_m, p.tiles_n, p.steps = ceil_div(m, c.tile_m * c.cluster), ceil_div(n, out_n), ceil_div(k, TILE_K)
         encode(p.a, o.a if s.a_k_major else o.a.T, s.element, (64, c.tile_m) if s.a_k_major else (64, TILE_K))
         for i, b in enumerate(o.b):

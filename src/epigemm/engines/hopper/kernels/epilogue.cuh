@@ -58,7 +58,7 @@ struct Bits {
 };
 
 /// Copies the masks of a warpgroup's rows and a tile's columns to shared memory while the products run: a row a thread.
-/// Rows are padded to 16 bytes in global memory, so that 8 bytes that begin before column n can be read.
+/// Rows are padded to 16 bytes in global memory, so that a copy that begins before column n can be read whole.
 DEVICE void copy_bits(const Params& p, u32 to, Tile tile) {
     const int thread = threadIdx.x % 128;
     if (thread >= shape::group_m) return;
@@ -66,10 +66,10 @@ DEVICE void copy_bits(const Params& p, u32 to, Tile tile) {
 #pragma unroll
     for (int mask = 0; mask < config::bits_in; ++mask)
 #pragma unroll
-        for (int at = 0; at < shared::bits_row; at += 8) {
+        for (int at = 0; at < shape::out_n / 8; at += shared::bits_copy) {
             const bool inside = row < p.m && tile.n + 8 * at < p.n;
             const u8* from = p.bits_in[mask] + (inside ? row * p.bits_in_stride[mask] + tile.n / 8 + at : 0);
-            copy_async(to + (mask * shape::group_m + thread) * shared::bits_row + at, from, inside ? 8 : 0);
+            copy_async<shared::bits_copy>(to + (mask * shape::group_m + thread) * shared::bits_row + at, from, inside);
         }
 }
 
@@ -298,7 +298,7 @@ struct Finisher {
 #pragma unroll
             for (int t = 0; t < config::tiles_out; ++t)
                 store_box(p.tiles_out[t], set + t * shared::box_bytes, tile.n + box * config::box_n,
-                          tile.m + half * 64 + lane.warp * 16);
+                          tile.m + half * 64 + lane.warp * 16, p.policy_out);
             stores_commit();
 #pragma unroll
             for (int t = 0; t < config::tiles_in; ++t)

@@ -15,6 +15,8 @@ struct Params {
     float* sums_n[4];  // partial sums over n: [ceil(n / columns of a tile), m]
     u64 bits_in_stride[2];  // bytes from a row to the next, a multiple of 16
     u64 bits_out_stride[2];
+    u64 policy_a, policy_b;      // L2 cache policies (createpolicy's words): operands,
+    u64 policy_in, policy_out;   // epilogue inputs, outputs
     float scalars[8];
     int m, n, k;
     int tiles_m, tiles_n;  // tiles below each other (pairs of them with clusters of two) and side by side
@@ -73,6 +75,7 @@ constexpr int ring = config::stages * stage_bytes;
 constexpr int staging = ring + 2 * config::ring_slots * slot_bytes;
 constexpr int vectors = staging + 8 * config::store_sets * set_bytes;
 constexpr int sums = vectors + 2 * config::along_n * shape::out_n * 4;
+constexpr int bits_copy = shape::out_n % 64 == 0 ? 8 : 4;  // as aligned as a tile's first column
 constexpr int bits_row = (shape::out_n / 8 + 7) / 8 * 8;  // bytes of a mask's row in this tile
 constexpr int bits = sums + 2 * config::sums_m * 4 * shape::out_n * 4;
 constexpr int barriers = bits + 2 * config::bits_in * shape::group_m * bits_row;

@@ -4,16 +4,16 @@
 /// One stage of A: [tile_m, tile_k], as boxes of 128-byte rows along whichever dimension is contiguous.
 DEVICE void load_a(const Params& p, u32 to, u32 barrier, int row, int depth) {
     if (config::a_k_major) {
-        load_box(to, p.a, barrier, depth, row);
+        load_box(to, p.a, barrier, depth, row, p.policy_a);
         return;
     }
-    for (int i = 0; i < config::tile_m / 64; ++i) load_box(to + i * 64 * 128, p.a, barrier, row + 64 * i, depth);
+    for (int i = 0; i < config::tile_m / 64; ++i) load_box(to + i * 64 * 128, p.a, barrier, row + 64 * i, depth, p.policy_a);
 }
 
 /// One box of B, sent to both blocks of a pair.
-DEVICE void load_b_box(u32 to, const TensorMap& map, u32 barrier, int inner, int outer) {
-    if (config::cluster > 1) load_box_multicast(to, map, barrier, inner, outer, (1 << config::cluster) - 1);
-    else load_box(to, map, barrier, inner, outer);
+DEVICE void load_b_box(u32 to, const TensorMap& map, u32 barrier, int inner, int outer, u64 policy) {
+    if (config::cluster > 1) load_box_multicast(to, map, barrier, inner, outer, (1 << config::cluster) - 1, policy);
+    else load_box(to, map, barrier, inner, outer, policy);
 }
 
 /// This block's share of one stage of B: the weights stacked along n. Blocks of a cluster share columns, and B.
@@ -21,11 +21,12 @@ DEVICE void load_b(const Params& p, u32 to, u32 barrier, int col, int depth, int
     constexpr int share_n = shape::out_n / config::cluster, share_k = shape::tile_k / config::cluster;
     for (int w = 0; w < config::weights; ++w, to += shape::out_n * 128) {
         if (config::b_k_major) {
-            load_b_box(to + rank * share_n * 128, p.b[w], barrier, depth, col + rank * share_n);
+            load_b_box(to + rank * share_n * 128, p.b[w], barrier, depth, col + rank * share_n, p.policy_b);
             continue;
         }
         for (int i = 0; i < shape::out_n / 64; ++i)
-            load_b_box(to + i * 64 * 128 + rank * share_k * 128, p.b[w], barrier, col + 64 * i, depth + rank * share_k);
+            load_b_box(to + i * 64 * 128 + rank * share_k * 128, p.b[w], barrier, col + 64 * i, depth + rank * share_k,
+                       p.policy_b);
     }
 }
 
@@ -65,7 +66,7 @@ DEVICE void load_epilogue_tiles(const Params& p, u32 base, int group) {
                 barrier_wait(empty + 8 * slot, parity);
                 barrier_expect(full + 8 * slot, shared::slot_bytes);
                 load_box(ring + slot * shared::slot_bytes, p.tiles_in[input], full + 8 * slot,
-                         tile.n + part / shape::halves * config::box_n, row + part % shape::halves * 64);
+                         tile.n + part / shape::halves * config::box_n, row + part % shape::halves * 64, p.policy_in);
                 if (++slot == config::ring_slots) {
                     slot = 0;
                     parity ^= 1;

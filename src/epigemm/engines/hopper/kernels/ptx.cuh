@@ -102,26 +102,30 @@ DEVICE void prefetch_map(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
+// `policy` says how long L2 should keep what passes: see Params.
+
 /// Copies one box of a 2-D tensor, its first element at (inner, outer), to shared memory; counts its bytes at the barrier.
-DEVICE void load_box(u32 to, const TensorMap& map, u32 barrier, int inner, int outer) {
+DEVICE void load_box(u32 to, const TensorMap& map, u32 barrier, int inner, int outer, u64 policy) {
     asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(to),
-        "l"(&map), "r"(barrier), "r"(inner), "r"(outer)
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+        " [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to),
+        "l"(&map), "r"(barrier), "r"(inner), "r"(outer), "l"(policy)
         : "memory");
 }
 
 /// The same into every block of `mask`, at the same address; each block's own barrier counts the bytes.
-DEVICE void load_box_multicast(u32 to, const TensorMap& map, u32 barrier, int inner, int outer, u16 mask) {
+DEVICE void load_box_multicast(u32 to, const TensorMap& map, u32 barrier, int inner, int outer, u16 mask,
+                               u64 policy) {
     asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-        " [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(to),
-        "l"(&map), "r"(barrier), "r"(inner), "r"(outer), "h"(mask)
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint"
+        " [%0], [%1, {%3, %4}], [%2], %5, %6;" ::"r"(to),
+        "l"(&map), "r"(barrier), "r"(inner), "r"(outer), "h"(mask), "l"(policy)
         : "memory");
 }
 
-DEVICE void store_box(const TensorMap& map, u32 from, int inner, int outer) {
-    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(&map), "r"(from),
-                 "r"(inner), "r"(outer)
+DEVICE void store_box(const TensorMap& map, u32 from, int inner, int outer, u64 policy) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group.L2::cache_hint [%0, {%2, %3}], [%1], %4;" ::"l"(&map),
+                 "r"(from), "r"(inner), "r"(outer), "l"(policy)
                  : "memory");
 }
 
@@ -191,9 +195,10 @@ DEVICE u32 load_word(u32 address) {
     return value;
 }
 
-/// Copies 8 bytes from global memory, 0 of them read where `bytes` is 0 (the rest is zeroed), without passing through registers.
-DEVICE void copy_async(u32 to, const void* from, u32 bytes) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+/// Copies `size` bytes from global memory without passing through registers; zeros where it is not `inside`.
+template <int size>
+DEVICE void copy_async(u32 to, const void* from, bool inside) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(size), "r"(inside ? size : 0) : "memory");
 }
 
 DEVICE void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
