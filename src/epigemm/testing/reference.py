@@ -266,7 +266,13 @@ def _pure(operation: Callable[..., Bounded]) -> Rule:
 
 
 def _comparison(op: str) -> Rule:
-    return lambda walk, node, arguments: b.compare(op, arguments[0], arguments[1])
+    def rule(walk: _Walk, node: Node, arguments: tuple[Bounded, ...]) -> Bounded:
+        x, y = arguments
+        if node.args[0] is node.args[1]:  # whatever its error, a value equals itself, unless it is NaN
+            x = y = Bounded(x.value, np.where(x.undecided, np.inf, 0.0))
+        return b.compare(op, x, y)
+
+    return rule
 
 
 RULES: dict[str, Rule] = {
