@@ -351,23 +351,6 @@ def test_alpha_0_is_the_product_of_zeros(order):
         assert (_view(d, problem.d) == 0).all()
 
 
-def test_16_bit_epilogs_on_unaligned_lines_are_refused():
-    problem = replace(
-        _problem("row", "row", "row", dtype="bf16"), n=N - 1, b=(Operand.dense("bf16", (K, N - 1)),), d=Operand.dense("bf16", (M, N - 1))
-    )
-    biased = replace(problem, inputs=(("bias", Operand.dense("bf16", (1, N - 1))),))
-    expression = check(Expression((Output("d", Node("add", acc(), input_("bias"))),), 1, ("bias",)), biased)
-    assert (
-        "rounds the product to bfloat16 before BIAS where the lines of an operand are not 16-byte aligned, as those of B (78 bytes"
-        in str(describe_fused(biased, expression))
-    )
-    assert isinstance(describe_fused(problem, check(_identity(), problem)), Descriptor)
-    padded = replace(biased, b=(Operand(problem.d.dtype, (K, N - 1), (N, 1)),), d=Operand(problem.d.dtype, (M, N - 1), (N, 1)))
-    assert isinstance(describe_fused(padded, expression), Descriptor)
-    misaligned = replace(padded, a=replace(padded.a, alignment_bytes=2))
-    assert "as those of A (32 bytes apart, address aligned to 2)" in str(describe_fused(misaligned, expression))
-
-
 def test_padding_of_written_masks_is_zeroed():
     for m, padding in ((128, False), (65, True)):
         problem = Problem.of("f32", m=m, n=8, k=16, order="col")

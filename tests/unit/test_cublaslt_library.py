@@ -11,10 +11,10 @@ import pytest
 from epigemm import errors, layouts
 from epigemm.engines.cublaslt import algorithms, library
 from epigemm.engines.cublaslt.descriptors import ATTRIBUTES, Descriptor, describe
-from epigemm.engines.cublaslt.engine import ENGINE, problem_key
+from epigemm.engines.cublaslt.engine import ENGINE, _rounding_once, problem_key
 from epigemm.engines.cublaslt.engine import describe as describe_fused
-from epigemm.engines.cublaslt.epilogs import FUSIONS, deviations
-from epigemm.engines.cublaslt.library import Preferences, diagnose
+from epigemm.engines.cublaslt.epilogs import FUSIONS, deviations, reduction_schemes, rounds_once
+from epigemm.engines.cublaslt.library import Preferences, Result, diagnose
 from epigemm.engines.cuda import libraries
 from epigemm.enums import MatmulEpilog
 from epigemm.expression.check import check
@@ -103,12 +103,47 @@ def test_deviations_are_told_and_refused_when_strict():
     f32, f16 = Operand.dense("f32", (1, 1)).dtype, Operand.dense("f16", (1, 1)).dtype
     assert deviations(MatmulEpilog.RELU, f32) == ()
     assert "gelu(-inf)" in deviations(MatmulEpilog.GELU_BIAS, f16)[0]
+    assert "round the product to D's dtype before it" in deviations(MatmulEpilog.DGELU_BGRAD, f16)[0]
+    assert deviations(MatmulEpilog.DGELU_BGRAD, f32) == ()
     assert deviations(MatmulEpilog.RELU_AUX, f16) == ()
     assert "mask bit of a NaN" in deviations(MatmulEpilog.RELU_AUX, f32)[0]
     problem = replace(_named(MatmulEpilog.GELU), compute=Compute(strict=True))
     assert str(ENGINE.supports(problem, check(named(MatmulEpilog.GELU), problem))) == (
         "strict=True, and gelu(-inf) is NaN in cuBLASLt and 0 in the contract."
     )
+
+
+def _settings(algorithm_id=66, split_k=1, reduction_scheme=0):
+    return {"algorithm_id": algorithm_id, "split_k": split_k, "reduction_scheme": reduction_scheme}
+
+
+def test_which_algorithms_round_once():
+    e, hopper = MatmulEpilog, (9, 0)
+    assert rounds_once(e.DEFAULT, _settings(24, 8, 2), hopper)
+    assert not rounds_once(e.DEFAULT, _settings(24, 8, 4), hopper)
+    assert not rounds_once(e.RELU, _settings(24, 8, 4), hopper)
+    assert rounds_once(e.BIAS, _settings(24), hopper)
+    assert not rounds_once(e.BIAS, _settings(24, 8, 2), hopper)
+    assert rounds_once(e.GELU_BIAS, _settings(66), hopper)
+    assert not rounds_once(e.GELU_BIAS, _settings(56), hopper)
+    assert rounds_once(e.GELU_BIAS, _settings(56), (8, 0))
+    assert not rounds_once(e.GELU_BIAS, _settings(66, 4, 2), (8, 0))
+    assert (reduction_schemes(e.DEFAULT), reduction_schemes(e.RELU), reduction_schemes(e.BIAS)) == (3, 3, 0)
+
+
+def test_the_heuristic_is_asked_again_for_those(monkeypatch):
+    """A library that offers a split k first, and without it one that fuses."""
+    offers = {7: (Result(b"split", 0, 1.0), Result(b"xmma", 0, 1.0)), 0: (Result(b"nvjet", 0, 1.0),)}
+    held = {b"split": _settings(24, 8, 2), b"xmma": _settings(56), b"nvjet": _settings(66)}
+    monkeypatch.setattr(library, "capability", lambda device: (9, 0))
+    monkeypatch.setattr(library, "heuristic", lambda d, device, limit, p: offers[p.reduction_scheme_mask])
+    monkeypatch.setattr(algorithms, "settings", lambda raw: held[raw])
+    kept = _rounding_once(_described(), MatmulEpilog.GELU_BIAS, "cuda:0", Preferences(), offers[7])
+    assert kept == offers[0]
+    held[b"nvjet"] = _settings(41)
+    assert _rounding_once(_described(), MatmulEpilog.GELU_BIAS, "cuda:0", Preferences(), offers[7]) == ()
+    held[b"nvjet"] = _settings(66)
+    assert _rounding_once(_described(), MatmulEpilog.DGELU, "cuda:0", Preferences(), offers[7]) == offers[7]
 
 
 def test_operands_on_the_cpu_are_refused():

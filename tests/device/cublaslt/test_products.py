@@ -157,6 +157,18 @@ def _for_order(expression, order):
     return expression if order == "col" else expression.map(rewrite)
 
 
+def _assert_rounded_once(tools, run, expected):
+    """A 16-bit D is the exact value rounded, but for the few that the float32 sum leaves on the other side of a tie.
+
+    Small values are left out: cuBLASLt's gelu is within 5.3e-6 of the exact one, which is more than their last place.
+    """
+    large = expected.abs() > 0.05
+    if run.problem.d.dtype.bytes == 2 and bool(large.any()):
+        once = (run.d == expected.to(tools.dtype_of(run.problem.d)).double())[large]
+        rate = float(once.double().mean())
+        assert rate > 0.97, f"{100 * rate:.1f} % of D is the exact value rounded once"
+
+
 def _check_epilog(tools, epilog, run, order):
     problem = run.problem
     m, n = problem.m, problem.n
@@ -168,7 +180,11 @@ def _check_epilog(tools, epilog, run, order):
         x = x * _dgelu(run.inputs["gelu_aux"])
     x = x.clamp(min=0) if epilog & 2 else _gelu(x) if epilog & 32 else x
     allowed = allowed + 2e-5 * (1 + pre.abs()) * bool(epilog & (32 | 64))
+    if epilog & 64:  # a deviation that is told: the product may be rounded before it is multiplied
+        allowed = allowed + 2.0**-8 * x.abs() * (problem.d.dtype.bytes == 2)
     tools.assert_within(run.d, x, allowed)
+    if epilog not in (MatmulEpilog.DGELU, MatmulEpilog.DGELU_BGRAD):  # a deviation that is told
+        _assert_rounded_once(tools, run, x)
     axis = -1 if order == "col" else -2
     for name, value in run.outputs.items():
         if name == "relu_aux":
@@ -193,15 +209,18 @@ def _check_epilog(tools, epilog, run, order):
 @pytest.mark.parametrize("epilog", list(NAMED), ids=lambda e: e.name)
 def test_epilogs(tools, epilog, dtype, order, batch):
     refusals = []
-    for m, n, k, orders in ((96, 72, 80, ("row", "row")), (33, 41, 24, ("row", "col")), (64, 128, 64, ("col", "row"))):
+    shapes = ((96, 72, 80, ("row", "row")), (33, 41, 24, ("row", "col")), (64, 128, 64, ("col", "row")), (256, 384, 128, ("row", "col")))
+    for m, n, k, orders in shapes:
         problem = _epilog_problem(epilog, dtype, order, batch, m, n, k, orders)
         run = tools.run(problem, check(_for_order(named(epilog), order), problem))
         if isinstance(run, Refusal):
             refusals.append(str(run))
         else:
             _check_epilog(tools, epilog, run, order)
-    if len(refusals) == 3:
-        pytest.skip(f"refused {epilog.name} {dtype} {order} {batch}: {refusals[0]}")
+    words = " | ".join(sorted(set(refusals)))
+    assert len(refusals) < len(shapes), words
+    if refusals:  # 16-bit types with unaligned lines, BGRADA and BGRADB with the wrong order
+        assert all("round the product" in r or "for the epilog BGRAD" in r for r in refusals), words
 
 
 def test_tf32_epilog(tools):

@@ -215,11 +215,18 @@ def test_nan_and_infinities(tools, dtype):
 
 def test_padding_bits_of_a_written_mask(tools):
     problem = Problem.of("f16", m=65, n=64, k=64, device="cuda:0", order="col")
+    problem = replace(problem, d=Operand(problem.d.dtype, (65, 64), (1, 72)))
     run = tools.run(problem, check(named(MatmulEpilog.RELU_AUX), problem))
     mask = run.outputs["relu_aux"]
     assert mask.shape == (layouts.mask_bytes(65), 64)
     assert bool((mask[9:] == 0).all()), f"padding bytes {mask[9:, 0].tolist()}"
     assert bool((mask[8] <= 1).all()), f"padding bits {mask[8].tolist()[:8]}"
+    problem = replace(
+        problem, d=Operand.dense("f32", (65, 64), "col"), a=Operand.dense("f32", (65, 64)), b=(Operand.dense("f32", (64, 64)),)
+    )
+    mask = tools.run(problem, check(named(MatmulEpilog.RELU_AUX), problem)).outputs["relu_aux"]
+    assert bool((mask[9:] == 0).all())
+    assert bool((mask[8] <= 1).all())
 
 
 # ---------------------------------------------------------------- algorithms

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from epigemm import errors
@@ -11,7 +11,7 @@ from epigemm.engines.base import AbstractEngine, AbstractExecutable, Call, Refus
 from epigemm.engines.cublaslt import algorithms, library
 from epigemm.engines.cublaslt.algorithms import AlgorithmCapabilities
 from epigemm.engines.cublaslt.descriptors import ATTRIBUTES, Descriptor, Unsuitable, without_product
-from epigemm.engines.cublaslt.epilogs import OPERAND_SCALES, deviations, fused
+from epigemm.engines.cublaslt.epilogs import OPERAND_SCALES, TOLERATED, deviations, fused, reduction_schemes, rounds_once
 from epigemm.engines.cublaslt.library import Preferences, Result
 from epigemm.engines.cuda import libraries
 from epigemm.enums import MatmulEpilog
@@ -269,7 +269,29 @@ def _asked(problem: Problem, expression: Expression, preferences: Preferences) -
     if not results:
         why_not = library.diagnose(descriptor, preferences, lambda d, p: bool(library.heuristic(d, problem.device, 1, p)))
         return _Asked(Refusal(f"{why_not}."))
+    if problem.d.dtype.bytes == 2 and not problem.a.dtype.is_narrow:
+        results = _rounding_once(descriptor, found.epilog, problem.device, preferences, results)
+    if not results:
+        dtype, epilog = problem.d.dtype.name, found.epilog.name
+        return _Asked(Refusal(f"cuBLASLt has only algorithms that round the product to {dtype} before {epilog} here (alignment, sizes)."))
     return _Asked(None, descriptor, found.epilog, results)
+
+
+def _rounding_once(
+    descriptor: Descriptor, epilog: MatmulEpilog, device: str, preferences: Preferences, results: tuple[Result, ...]
+) -> tuple[Result, ...]:
+    """The results that round a 16-bit D once; the heuristic is asked again for such where it offered others."""
+    capability = library.capability(device)
+
+    def kept(offered: tuple[Result, ...]) -> tuple[Result, ...]:
+        return tuple(r for r in offered if rounds_once(epilog, algorithms.settings(r.raw), capability))
+
+    good = kept(results)
+    if len(good) < len(results):
+        mask = preferences.reduction_scheme_mask & reduction_schemes(epilog)
+        again = library.heuristic(descriptor, device, HEURISTIC_LIMIT, replace(preferences, reduction_scheme_mask=mask))
+        good = kept(again) or good
+    return good or (results if epilog in TOLERATED else ())
 
 
 ENGINE = CublasLtEngine()

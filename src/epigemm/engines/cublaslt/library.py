@@ -84,16 +84,25 @@ def algorithm_ids(descriptor: Descriptor, device: str, limit: int) -> list[int]:
     return found
 
 
+def capability(device: str) -> tuple[int, int]:
+    """The device's compute capability."""
+    core = libraries.open_driver()
+    number = index(device)
+    return (
+        core.device_attribute(number, _COMPUTE_CAPABILITY_MAJOR),
+        core.device_attribute(number, _COMPUTE_CAPABILITY_MINOR),
+    )
+
+
 def versions(device: str) -> dict[str, str]:
     """What an algorithm is valid for: library, driver and device by name."""
     core = libraries.open_driver()
     libraries.open_cublaslt()
-    number = index(device)
-    major, minor = (core.device_attribute(number, a) for a in (_COMPUTE_CAPABILITY_MAJOR, _COMPUTE_CAPABILITY_MINOR))
+    major, minor = capability(device)
     return {
         "cublasLt": str(core.cublaslt_version()),
         "driver": str(core.driver_version()),
-        "device": f"{core.device_name(number)} sm_{major}{minor}",
+        "device": f"{core.device_name(index(device))} sm_{major}{minor}",
     }
 
 
