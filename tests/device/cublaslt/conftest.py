@@ -94,8 +94,6 @@ class Run:
     d: object
     inputs: dict = field(default_factory=dict)
     outputs: dict = field(default_factory=dict)
-    workspace_bytes: int = 0
-    raw: dict = field(default_factory=dict)
 
     @property
     def magnitude(self):
@@ -126,7 +124,6 @@ class Engine:
         offset=0,
         candidate=None,
         edit=None,
-        stream=None,
         inplace=False,
         scales=None,
         scale=1.0,
@@ -141,44 +138,48 @@ class Engine:
         for name, value in (scales or {}).items():
             inputs[name] = memory(Operand.dense("f32", (1, 1)), 5)
             inputs[name].view.fill_(value)
-        d = data["c"] if inplace else memory(problem.d, None, offset)
-        c_before = wide(data["c"].view).clone() if "c" in data else None
-        outputs = {o.name: memory(output_operand(problem, o), None) for o in expression.extras}
         if edit is not None:
             edit({**data, **inputs})
-        chosen = candidate or ENGINE.candidates(problem, expression, 1)[0]
-        executable = ENGINE.prepare(problem, expression, chosen)
-        current = torch.cuda.current_stream().cuda_stream if stream is None else stream
-        torch.cuda.synchronize()
-        executable.run(
-            Call(
-                a=data["a"].address,
-                b=(data["b"].address,),
-                c=data["c"].address if "c" in data else None,
-                d=d.address,
-                inputs={k: v.address for k, v in inputs.items()},
-                outputs={k: v.address for k, v in outputs.items()},
-                alpha=alpha,
-                beta=beta,
-                stream=current,
-            )
-        )
-        torch.cuda.synchronize()
-        for item in (*data.values(), *inputs.values(), *outputs.values(), d):
-            assert item.intact(), f"memory outside {item.operand} was written"
-        a = wide(data["a"].view)
-        b = wide(data["b"].view)
+        c_before = wide(data["c"].view).clone() if "c" in data else None
+        d = data["c"] if inplace else memory(problem.d, None, offset)
+        outputs = {o.name: memory(output_operand(problem, o), None) for o in expression.extras}
+        executable = ENGINE.prepare(problem, expression, candidate or ENGINE.candidates(problem, expression, 1)[0])
+        executable_run(executable, data, inputs, outputs, d, alpha, beta)
         return Run(
             problem=problem,
-            a=a.conj() if problem.a.conjugate else a,
-            b=b.conj() if problem.b[0].conjugate else b,
+            a=conjugated(data["a"]),
+            b=conjugated(data["b"]),
             c=c_before,
             d=wide(d.view),
             inputs={k: wide(v.view) for k, v in inputs.items()},
             outputs={k: wide(v.view) for k, v in outputs.items()},
-            workspace_bytes=executable.workspace_bytes,
-            raw={**data, **inputs, **outputs, "d": d},
         )
+
+
+def executable_run(executable, data, inputs, outputs, d, alpha, beta):
+    """One run on the current stream; nothing outside the tensors may be written."""
+    call = Call(
+        a=data["a"].address,
+        b=(data["b"].address,),
+        c=data["c"].address if "c" in data else None,
+        d=d.address,
+        inputs={k: v.address for k, v in inputs.items()},
+        outputs={k: v.address for k, v in outputs.items()},
+        alpha=alpha,
+        beta=beta,
+        stream=torch.cuda.current_stream().cuda_stream,
+    )
+    torch.cuda.synchronize()
+    executable.run(call)
+    torch.cuda.synchronize()
+    for item in (*data.values(), *inputs.values(), *outputs.values(), d):
+        assert item.intact(), f"memory outside {item.operand} was written"
+
+
+def conjugated(item: Memory):
+    """The values that are meant: conjugated where the operand says so."""
+    values = wide(item.view)
+    return values.conj() if item.operand.conjugate else values
 
 
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53, "complex64": 2.0**-23, "complex128": 2.0**-52}
