@@ -231,6 +231,42 @@ def test_together_runs_in_each_thread_and_raises() -> None:
         threads.together(fail, 2)
 
 
+def test_blas_gets_its_threads_back() -> None:
+    before = threads.count()
+    with threads.blas_alone():
+        assert threads.count() == before  # what a plan made now would use
+        with pytest.raises(ZeroDivisionError), threads.blas_alone():
+            raise ZeroDivisionError
+        assert threads._blas()[0]() == 1  # type: ignore[index]
+    assert threads._blas()[0]() == before  # type: ignore[index]
+
+
+def test_an_error_in_a_run_leaves_blas_as_it_was() -> None:
+    problem = Problem.of("f32", m=2000, n=2000, k=200)
+    executable = ENGINE.prepare(problem, checked(problem), ENGINE.candidates(problem, checked(problem), 1)[0])
+    before = threads.count()
+    a, b, d = np.ones((2000, 200), np.float32), np.ones((200, 1999), np.float32), np.empty((2000, 2000), np.float32)
+    with pytest.raises(ValueError, match="mismatch"):
+        executable.run(Call(a, (b,), None, d))
+    assert threads._blas()[0]() == before  # type: ignore[index]
+    executable.run(Call(a, (np.ones((200, 2000), np.float32),), None, d))
+    assert (d == 200).all()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_has_threads_of_its_own() -> None:
+    problem = Problem.of("f32", m=2000, n=2000, k=64)
+    executable = ENGINE.prepare(problem, checked(problem), ENGINE.candidates(problem, checked(problem), 1)[0])
+    a, b, d = np.ones((2000, 64), np.float32), np.ones((64, 2000), np.float32), np.zeros((2000, 2000), np.float32)
+    executable.run(Call(a, (b,), None, d))
+    child = os.fork()
+    if child == 0:
+        d[...] = 0
+        executable.run(Call(a, (b,), None, d))
+        os._exit(0 if (d == 64).all() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 def test_one_executable_from_many_threads() -> None:
     m, n, k = 300, 200, 20
     problem = Problem.of("f16", m=m, n=n, k=k, inputs={"x": Operand.dense("f16", (m, n))})

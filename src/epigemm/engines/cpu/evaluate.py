@@ -56,7 +56,7 @@ class Load:
 
 @dataclass(slots=True)
 class Program:
-    """What `compile_program` makes: see `panels.py` for who runs which part when.
+    """What `Compiler` makes: see `run.py` for who runs which part when.
 
     Args:
         slots: how many values there are.
