@@ -134,3 +134,11 @@ def test_eager_rounding_rounds_where_an_unfused_model_stores(library: Any, dtype
     assert np.array_equal(eager, rounded(product + wide[3], dtype))
     once = library.numpy(eg.matmul(library.of(a), library.of(b), **given)).astype(float)
     assert not np.array_equal(eager, once)
+
+
+def test_simplification_does_not_change_what_is_stored(library: Any) -> None:
+    """cast(x) * 1.0 is no cast at the root, and operand_sum * 1.0 no operand sum: D's dtype holds for both."""
+    a, b = library.of(np.full((2, 3), 0.1, ml_dtypes.bfloat16)), library.of(np.ones((3, 4), ml_dtypes.bfloat16))
+    epilog = lambda acc: eg.outputs(eg.cast(acc, "float16") * 1.0, s=eg.operand_sum("a") * 1.0, c=eg.cast(acc, "float32") / 1.0)
+    d, extra = eg.matmul(a, b, epilog=epilog)
+    assert [library.numpy(x).dtype.name for x in (d, extra["s"], extra["c"])] == ["bfloat16"] * 3

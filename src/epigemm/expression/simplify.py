@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable
 from dataclasses import replace
 
-from epigemm.expression.nodes import Expression, Node, constant, transform
+from epigemm.expression.nodes import Expression, Node, Output, constant, transform
 from epigemm.expression.rules import VALUE, kind
 
 Rewrite = Callable[[Node], Node | None]
@@ -125,7 +125,18 @@ def simplify(expression: Expression) -> Expression:
         found = next((new for rule in RULES if (new := rule(node)) is not None), None)
         return transform(found, rewrite, memo) if found is not None else None
 
-    return expression.map(rewrite)
+    simple = expression.map(rewrite)
+    return replace(simple, outputs=tuple(map(_stored_alike, expression.outputs, simple.outputs)))
+
+
+# As an output's root these decide what it is stored in.
+_STORAGE_OPS = ("cast", "operand_sum")
+
+
+def _stored_alike(written: Output, simple: Output) -> Output:
+    """The simplified output; where a rule has bared such an op, cast(x) * 1.0, the factor comes back."""
+    bared = simple.node.op in _STORAGE_OPS and written.node.op not in _STORAGE_OPS
+    return replace(simple, node=Node("mul", simple.node, constant(1.0))) if bared else simple
 
 
 def eager(expression: Expression, dtype: str) -> Expression:

@@ -28,4 +28,4 @@ def uniform(seed: int, rows: range, columns: range, batch: int = 0) -> NDArray[A
         np.right_shift(word, np.uint32(8), out=drawn[:, :, index], casting="unsafe")
     drawn *= np.float32(2.0**-24)
     skip = columns.start - WORDS * first
-    return drawn.reshape(len(rows), -1)[:, skip : skip + len(columns)]
+    return drawn.reshape(len(rows), (last - first) * WORDS)[:, skip : skip + len(columns)]
