@@ -190,7 +190,8 @@ def _nvrtc() -> Nvrtc:
 
 
 class Nvrtc:
-    """The run-time compiler. May be used from several threads: each compilation is a program of its own.
+    """The run-time compiler. May be used from several threads, which take turns: with 14 at a time the assembler's remarks about one
+    kernel of 200 were lost (NVRTC 13.0). To compile in parallel, use processes; they share the store.
 
     Args:
         path: its file; the builtins library is taken from the same folder.
@@ -204,6 +205,7 @@ class Nvrtc:
             self._library = ctypes.CDLL(path)
         except OSError as error:
             raise libraries.missing_error("nvrtc", f"it cannot be opened: {error}") from None
+        self._lock = threading.Lock()
         self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._check("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
@@ -217,7 +219,8 @@ class Nvrtc:
         self._check("nvrtcCreateProgram", ctypes.byref(program), source.encode(), name.encode(), 0, None, None)
         try:
             encoded = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
-            status = self._library.nvrtcCompileProgram(program, len(options), encoded)
+            with self._lock:
+                status = self._library.nvrtcCompileProgram(program, len(options), encoded)
             log = self._bytes("ProgramLog", program).rstrip(b"\0").decode(errors="replace")
             if status:
                 raise refused(name, source, options, log or self._library.nvrtcGetErrorString(status).decode())
