@@ -142,8 +142,9 @@ def test_the_heuristic_is_asked_again_for_those(monkeypatch):
     assert kept == offers[0]
     held[b"nvjet"] = _settings(41)
     assert _rounding_once(_described(), MatmulEpilog.GELU_BIAS, "cuda:0", Preferences(), offers[7]) == ()
-    held[b"nvjet"] = _settings(66)
-    assert _rounding_once(_described(), MatmulEpilog.DGELU, "cuda:0", Preferences(), offers[7]) == offers[7]
+    offers[3] = (Result(b"output", 0, 1.0), Result(b"split", 0, 1.0))
+    held |= {b"output": _settings(24, 8, 4), b"nvjet": _settings(66)}
+    assert _rounding_once(_described(), MatmulEpilog.DGELU_BGRAD, "cuda:0", Preferences(), offers[7]) == offers[3][1:]
 
 
 def test_operands_on_the_cpu_are_refused():

@@ -283,15 +283,20 @@ def _rounding_once(
     """The results that round a 16-bit D once; the heuristic is asked again for such where it offered others."""
     capability = library.capability(device)
 
-    def kept(offered: tuple[Result, ...]) -> tuple[Result, ...]:
-        return tuple(r for r in offered if rounds_once(epilog, algorithms.settings(r.raw), capability))
+    def kept(offered: tuple[Result, ...], rule: MatmulEpilog) -> tuple[Result, ...]:
+        return tuple(r for r in offered if rounds_once(rule, algorithms.settings(r.raw), capability))
 
-    good = kept(results)
-    if len(good) < len(results):
-        mask = preferences.reduction_scheme_mask & reduction_schemes(epilog)
+    def asked_for(rule: MatmulEpilog) -> tuple[Result, ...]:
+        mask = preferences.reduction_scheme_mask & reduction_schemes(rule)
         again = library.heuristic(descriptor, device, HEURISTIC_LIMIT, replace(preferences, reduction_scheme_mask=mask))
-        good = kept(again) or good
-    return good or (results if epilog in TOLERATED else ())
+        return kept(again, rule)
+
+    good = kept(results, epilog)
+    if len(good) < len(results):
+        good = asked_for(epilog) or good
+    if not good and epilog in TOLERATED:  # a second rounding of D, but no rounded partial sums
+        good = asked_for(MatmulEpilog.DEFAULT)
+    return good
 
 
 ENGINE = CublasLtEngine()
