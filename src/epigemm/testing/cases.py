@@ -275,7 +275,20 @@ def _padded_aux(case: Case, rng: np.random.Generator, batch: tuple[int, ...]) ->
 def cases() -> tuple[Case, ...]:
     """Every case, each once."""
     made: dict[str, Case] = {}
-    for part in (_sizes, _strides, _batches, _c_and_scalars, _dtypes, _predefined, _user, _orders, _special, _gradients, _libraries):
+    for part in (
+        _sizes,
+        _panels,
+        _strides,
+        _batches,
+        _c_and_scalars,
+        _dtypes,
+        _predefined,
+        _user,
+        _orders,
+        _special,
+        _gradients,
+        _libraries,
+    ):
         for case in part():
             made.setdefault(str(case), case)
     return tuple(made.values())
@@ -308,6 +321,31 @@ def _sizes() -> Iterator[Case]:
     yield Case("size", 4, 3, 0, "bias_vector", c="1n", beta=0.5, alpha=2.0)
     yield Case("size", 3, 4, 0, "BGRADA")
     yield Case("size", 3, 4, 0, "BGRADB")
+
+
+def _panels() -> Iterator[Case]:
+    """Sizes at which engines cut D into panels, blocks or tiles, with the last ones partly filled."""
+    shapes = ((613, 1021, 33), (1030, 70, 300), (70, 1030, 300))
+    names = (
+        "RELU_AUX_BIAS",
+        "DRELU_BGRAD",
+        "BGRADB",
+        "row_stats",
+        "largest",
+        "two_masks",
+        "masked",
+        "dropped",
+        "operand_sums",
+        "swiglu_saved",
+    )
+    for m, n, k in shapes:
+        for name in ("", *names):
+            yield Case("panels", m, n, k, name)
+        yield Case("panels", m, n, k, "row_stats", dtype="bfloat16", layout_a="col", layout_b="col")
+        yield Case("panels", m, n, k, "DGELU_BGRAD", dtype="float16", order="row")
+        yield Case("panels", m, n, k, "row_stats", c="mn", beta=0.5, layout_a="padded", layout_b="stepped", layout_c="negative")
+    yield Case("panels", 300, 40, 20, "row_stats", batch_a=(5, 1), batch_b=(7,))
+    yield Case("panels", 3, 4, 5, "row_stats", batch_a=(40, 30), batch_b=(30,))
 
 
 def _strides() -> Iterator[Case]:

@@ -133,8 +133,11 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 _WORD = 0xFFFFFFFF
 
 
-def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
-    """The four words of one Philox4x32-10 block, in Python's own integers.
+Word = Any  # an integer, or an array of uint64 that hold one each
+
+
+def philox(counter: tuple[Word, Word, Word, Word], key: tuple[int, int]) -> tuple[Word, Word, Word, Word]:
+    """The four words of a Philox4x32-10 block, or of one for each element of array-valued counters.
 
     Example:
         >>> [hex(word) for word in philox((0, 0, 0, 0), (0, 0))]
@@ -151,13 +154,8 @@ def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[in
 
 
 def uniform(seed: int, batches: int, m: int, n: int) -> Array:
-    """The numbers in [0, 1) that `dropout` compares with, (batches, m, n), a Python loop over blocks of four columns."""
-    key = (seed & _WORD, (seed >> 32) & _WORD)
-    out = np.empty((batches, m, n))
-    for batch in range(batches):
-        for row in range(m):
-            for block in range(-(-n // 4)):
-                words = philox((block, row, batch, 0), key)
-                for lane in range(min(4, n - 4 * block)):
-                    out[batch, row, 4 * block + lane] = (words[lane] >> 8) / 2.0**24
-    return out
+    """The numbers in [0, 1) that `dropout` compares with, (batches, m, n): a block serves four columns of one row."""
+    blocks = -(-n // 4)
+    batch, row, block = np.indices((batches, m, blocks)).astype(np.uint64)
+    words = philox((block, row, batch, np.zeros_like(block)), (seed & _WORD, (seed >> 32) & _WORD))
+    return (np.stack(words, axis=-1).reshape(batches, m, 4 * blocks)[..., :n] >> np.uint64(8)) / 2.0**24
