@@ -12,6 +12,7 @@ import isolate  # noqa: F401  (before epigemm)
 from epigemm.engines.hopper.configs import Signature
 
 PRELUDE = """
+DEVICE float relu(float y) { float z; asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(z) : "f"(y)); return z; }
 DEVICE float exp2_fast(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 DEVICE float reciprocal(float x) { float y; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 DEVICE float sigmoid(float x) { return reciprocal(1.0f + exp2_fast(-1.44269504f * x)); }
@@ -25,14 +26,12 @@ DEVICE float gelu_tanh_slope(float y) {
     const float s = gelu_sigmoid(y);
     return s + s * (1.0f - s) * y * (1.59576912f + 0.214064488f * y * y);
 }
-// Abramowitz and Stegun 7.1.26, |error| < 1.5e-7 in erf
+// y Phi(y) = max(y, 0) - |y| Phi(-|y|), Phi(-x) = erfc(x / sqrt(2)) / 2 by Abramowitz and Stegun 7.1.26, |error| < 7.5e-8
 DEVICE float gelu_erf(float y) {
-    const float x = fabsf(y) * 0.70710678f, t = reciprocal(fmaf(0.3275911f, x, 1.0f));
-    const float poly = t * fmaf(t, fmaf(t, fmaf(t, fmaf(t, 1.061405429f, -1.453152027f), 1.421413741f), -0.284496736f), 0.254829592f);
-    const float tail = 0.5f * poly * exp2_fast(-1.44269504f * x * x);
-    return y * (y < 0.0f ? tail : 1.0f - tail);
+    const float x = fabsf(y), t = reciprocal(fmaf(0.231641888f, x, 1.0f)), z = 0.849321800f * y;
+    const float poly = t * fmaf(t, fmaf(t, fmaf(t, fmaf(t, 0.5307027145f, -0.7265760135f), 0.7107068705f), -0.142248368f), 0.127414796f);
+    return fmaf(-x, poly * exp2_fast(-z * z), relu(y));
 }
-DEVICE float relu(float y) { float z; asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(z) : "f"(y)); return z; }
 """
 
 

@@ -158,6 +158,7 @@ def time_calls(calls: dict[str, list[Any]], rounds: int, target_ms: float) -> di
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, sets in calls.items():
+            once(sets, counts[name])  # the clock settles to this variant's power
             times[name].append(once(sets, counts[name]))
     return times
 

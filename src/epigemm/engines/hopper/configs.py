@@ -50,7 +50,7 @@ class Config:
         box_n: columns of an epilogue sub-tile, 64 or 32.
         stages: operand stages; 0 for as many as fit.
         store_sets: staged sub-tiles of outputs for each warp.
-        ring_slots: prefetched sub-tiles of epilogue inputs, for each consumer warpgroup.
+        ring_slots: sub-tiles of epilogue inputs, for each consumer warpgroup: prefetched, and replaced by as many outputs.
     """
 
     tile_m: int = 128
@@ -60,7 +60,7 @@ class Config:
     box_n: int = 64
     stages: int = 0
     store_sets: int = 2
-    ring_slots: int = 2
+    ring_slots: int = 4
 
     def fitted(self, signature: Signature) -> Config:
         """This configuration with the number of stages that shared memory leaves room for.
@@ -68,7 +68,7 @@ class Config:
         Raises:
             ValueError: fewer than three stages fit.
         """
-        config = replace(self, ring_slots=self.ring_slots if signature.tiles_in else 0)
+        config = replace(self, ring_slots=max(self.ring_slots, 2 * len(signature.tiles_in)) if signature.tiles_in else 0)
         room = SHARED_LIMIT_BYTES - replace(config, stages=0).shared_bytes(signature)
         stages = min(self.stages or 8, room // (config.stage_bytes + 16))
         if stages < 3:
@@ -83,7 +83,8 @@ class Config:
         """Shared memory of a block; `kernels/kernel_types.cuh` adds up the same and asserts that it is equal."""
         out_n = self.tile_n // signature.weights
         ring = 2 * self.ring_slots * 64 * self.box_n * 2
-        staging = 8 * self.store_sets * 16 * self.box_n * 2 * len(signature.tiles_out)
+        in_place = len(signature.tiles_in) >= len(signature.tiles_out)
+        staging = 0 if in_place else 8 * self.store_sets * 16 * self.box_n * 2 * len(signature.tiles_out)
         vectors = 2 * len(signature.along_n) * out_n * 4
         sums = 2 * signature.sums_m * 4 * out_n * 4
         group_m = self.tile_m if self.pingpong else self.tile_m // 2

@@ -91,7 +91,7 @@ DEVICE void store_bits(const Params& p, int mask, int row, int first, const Lane
 
 /// Sums 2 `width` values with the lane whose number differs in `bit`; each keeps half of them.
 template <int width, int bit>
-DEVICE void fold(float (&value)[16]) {
+DEVICE void fold(float (&value)[config::box_n / 4]) {
     const bool upper = lane_index() & bit;
 #pragma unroll
     for (int i = 0; i < width; ++i) {
@@ -100,17 +100,20 @@ DEVICE void fold(float (&value)[16]) {
     }
 }
 
-/// Sums 16 values over the 8 lanes that hold other rows of their columns; lane l is left with values `column_index(0)` and `(1)`.
-DEVICE void sum_over_lanes(float (&value)[16]) {
-    fold<8, 4>(value);
-    fold<4, 8>(value);
-    fold<2, 16>(value);
+constexpr int lane_sums = config::box_n / 4;  // columns of a sub-tile of which a lane holds elements: 2 j + x
+constexpr int kept_sums = lane_sums / 8;      // of which it keeps the sums over all rows
+
+/// Sums over the 8 lanes that hold other rows of the same columns; lane l keeps columns `column_index(0)` and on.
+DEVICE void sum_over_lanes(float (&value)[lane_sums]) {
+    fold<lane_sums / 2, 4>(value);
+    fold<lane_sums / 4, 8>(value);
+    fold<lane_sums / 8, 16>(value);
 }
 
-/// Which of the 16 values, 2 j + x, lane l holds in `value[i]` after `sum_over_lanes`.
+/// Which of its columns, 2 j + x, this lane holds in `value[i]` after `sum_over_lanes`.
 DEVICE int column_index(int i) {
     const u32 l = lane_index() / 4;
-    return (l & 1) * 8 + (l >> 1 & 1) * 4 + (l >> 2 & 1) * 2 + i;
+    return (l & 1) * (lane_sums / 2) + (l >> 1 & 1) * (lane_sums / 4) + (l >> 2 & 1) * (lane_sums / 8) + i;
 }
 
 using MasksIn = Bits[config::bits_in > 0 ? config::bits_in : 1][2];
@@ -126,9 +129,10 @@ struct Finisher {
     u32 entry;           // of this warpgroup's ring
     float along_m[config::along_m > 0 ? config::along_m : 1][shape::halves][2];
     float sum_n[config::sums_n > 0 ? config::sums_n : 1][shape::halves][2];
-    float sum_m[config::sums_m > 0 ? config::sums_m : 1][16];
+    float sum_m[config::sums_m > 0 ? config::sums_m : 1][lane_sums];
     MasksOut bits_out;
     u32 tiles[config::tiles_in > 0 ? config::tiles_in : 1];  // where this lane's part of the ring's entries lies
+    u32 outputs[config::tiles_out];                          // and of the staged outputs
     u32 vectors_at, bits_at;                                 // where this lane's part of the vectors and masks lies
 
     DEVICE Finisher(const Params& params, u32 shared_base, int consumer) : p(params), base(shared_base), group(consumer) {}
@@ -136,7 +140,7 @@ struct Finisher {
     DEVICE u32 vectors() const { return base + shared::vectors + group * config::along_n * shape::out_n * 4; }
     DEVICE u32 sums(int sum) const { return base + shared::sums + (group * config::sums_m + sum) * 4 * shape::out_n * 4; }
     DEVICE u32 bits() const { return base + shared::bits + group * config::bits_in * shape::group_m * shared::bits_row; }
-    DEVICE u32 slot(int t) const { return group * config::ring_slots + (entry + t) % config::ring_slots; }
+    DEVICE u32 slot(u32 number) const { return group * config::ring_slots + number % config::ring_slots; }
     DEVICE int row(int half, int i) const { return tile.m + half * 64 + lane.row + 8 * i; }
 
     DEVICE void start(Tile at, int sequence) {
@@ -163,7 +167,7 @@ struct Finisher {
 #pragma unroll
         for (int s = 0; s < config::sums_m; ++s)
 #pragma unroll
-            for (int i = 0; i < 16; ++i) sum_m[s][i] = 0.0f;
+            for (int i = 0; i < lane_sums; ++i) sum_m[s][i] = 0.0f;
 #pragma unroll
         for (int half = 0; half < shape::halves; ++half)
 #pragma unroll
@@ -220,8 +224,7 @@ struct Finisher {
     }
 
     /// 8 elements a lane, two by two: neighbours in a row make one word of each output.
-    DEVICE void finish_chunk(const float (&acc)[config::tile_n / 2], const Chunk& chunk, u32 set, const MasksIn& masks, int box, int half,
-                             int c) {
+    DEVICE void finish_chunk(const float (&acc)[config::tile_n / 2], const Chunk& chunk, const MasksIn& masks, int box, int half, int c) {
         u32 written[config::tiles_out][4];
 #pragma unroll
         for (int jj = 0; jj < 2; ++jj)
@@ -247,7 +250,7 @@ struct Finisher {
             }
 #pragma unroll
         for (int t = 0; t < config::tiles_out; ++t)
-            store_matrices((set + t * shared::box_bytes + lane.matrix) ^ c << 5, written[t]);
+            store_matrices(outputs[t] ^ c << 5, written[t]);
     }
 
     /// A sub-tile's column sums over this warp's rows, to shared memory.
@@ -256,33 +259,58 @@ struct Finisher {
         for (int s = 0; s < config::sums_m; ++s) {
             sum_over_lanes(sum_m[s]);
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
+            for (int i = 0; i < kept_sums; ++i) {
                 const int index = column_index(i), col = index / 2 * 8 + lane.col + index % 2;
-                if (col < config::box_n)
-                    store_float(sums(s) + (lane.warp * shape::out_n + box * config::box_n + col) * 4, sum_m[s][i]);
-                sum_m[s][i] = 0.0f;
+                store_float(sums(s) + (lane.warp * shape::out_n + box * config::box_n + col) * 4, sum_m[s][i]);
             }
 #pragma unroll
-            for (int i = 2; i < 16; ++i) sum_m[s][i] = 0.0f;
+            for (int i = 0; i < lane_sums; ++i) sum_m[s][i] = 0.0f;
         }
+    }
+
+    /// Waits for the sub-tile's inputs and sets where this lane reads them and writes its outputs.
+    DEVICE void begin_sub_tile(int part) {
+#pragma unroll
+        for (int t = 0; t < config::tiles_in; ++t)
+            barrier_wait(base + shared::ring_full + 8 * slot(entry + t), (entry + t) / config::ring_slots & 1);
+        const u32 own = lane.warp * shared::box_bytes + lane.matrix;
+#pragma unroll
+        for (int t = 0; t < config::tiles_in; ++t)
+            tiles[t] = after_barrier(base + shared::ring + slot(entry + t) * shared::slot_bytes + own);
+        const u32 set = (group * 4 + lane.warp) * config::store_sets + part % config::store_sets;
+#pragma unroll
+        for (int t = 0; t < config::tiles_out; ++t)
+            outputs[t] = shape::in_place ? tiles[t] : base + shared::staging + set * shared::set_bytes + t * shared::box_bytes + lane.matrix;
+    }
+
+    /// One lane: the sub-tile's stores, and what they free. Outputs that took their inputs' place free it once they have been read.
+    DEVICE void store_sub_tile(int box, int half) {
+        constexpr int pending = shape::in_place ? 1 : config::store_sets - 1;
+        const int part = box * shape::halves + half;
+#pragma unroll
+        for (int t = 0; t < config::tiles_out; ++t)
+            store_box(p.tiles_out[t], outputs[t] - lane.matrix, tile.n + box * config::box_n, tile.m + half * 64 + lane.warp * 16,
+                      p.policy_out);
+        stores_commit();
+        if (shape::in_place && part + 1 == shape::parts) stores_wait_read<0>();
+        else stores_wait_read<pending>();
+        if (!shape::in_place) free_slots(entry);
+        if (shape::in_place && part > 0) free_slots(entry - config::tiles_in);
+        if (shape::in_place && part + 1 == shape::parts) free_slots(entry);
+    }
+
+    DEVICE void free_slots(u32 first) const {
+#pragma unroll
+        for (int t = 0; t < config::tiles_in; ++t) barrier_arrive(base + shared::ring_empty + 8 * slot(first + t));
     }
 
     /// One sub-tile of 64 rows, 16 of them this warp's.
     DEVICE void sub_tile(const float (&acc)[config::tile_n / 2], int box, int half) {
-        const int number = box * shape::halves + half;
-        const u32 set = base + shared::staging +
-                        ((group * 4 + lane.warp) * config::store_sets + number % config::store_sets) * shared::set_bytes;
         MasksIn masks;
         load_bits(masks, box, half);
 #pragma unroll
         for (int mask = 0; mask < config::bits_out; ++mask) bits_out[mask][0].clear(), bits_out[mask][1].clear();
-#pragma unroll
-        for (int t = 0; t < config::tiles_in; ++t) {
-            barrier_wait(base + shared::ring_full + 8 * slot(t), (entry + t) / config::ring_slots & 1);
-        }
-#pragma unroll
-        for (int t = 0; t < config::tiles_in; ++t)
-            tiles[t] = after_barrier(base + shared::ring + slot(t) * shared::slot_bytes + lane.warp * shared::box_bytes + lane.matrix);
+        begin_sub_tile(box * shape::halves + half);
         // Each chunk's operands are read before the chunk ahead of it is stored: the compiler does not move loads over stores.
         constexpr int chunks = config::box_n / 16;
         Chunk chunk[2];
@@ -290,21 +318,11 @@ struct Finisher {
 #pragma unroll
         for (int c = 0; c < chunks; ++c) {
             if (c + 1 < chunks) load_chunk(chunk[(c + 1) % 2], box, c + 1);
-            finish_chunk(acc, chunk[c % 2], set, masks, box, half, c);
+            finish_chunk(acc, chunk[c % 2], masks, box, half, c);
         }
         async_proxy_fence();
         __syncwarp();
-        if (lane_index() == 0) {
-#pragma unroll
-            for (int t = 0; t < config::tiles_out; ++t)
-                store_box(p.tiles_out[t], set + t * shared::box_bytes, tile.n + box * config::box_n,
-                          tile.m + half * 64 + lane.warp * 16, p.policy_out);
-            stores_commit();
-#pragma unroll
-            for (int t = 0; t < config::tiles_in; ++t)
-                barrier_arrive(base + shared::ring_empty + 8 * slot(t));
-            stores_wait_read<config::store_sets - 1>();  // the set that the next sub-tile writes
-        }
+        if (lane_index() == 0) store_sub_tile(box, half);
         __syncwarp();
         entry += config::tiles_in;
 #pragma unroll
