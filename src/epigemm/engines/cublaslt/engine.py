@@ -124,7 +124,8 @@ class CublasLtExecutable(AbstractExecutable):
             self._run(call, call.a, call.b[0])
 
     def _run(self, call: Call, a: int, b: int) -> None:
-        bias, aux = (self._address(call, name) if name else 0 for name in (self.bias, self.aux))
+        bias = self._address(call, self.bias) if self.bias else 0
+        aux = self._address(call, self.aux) if self.aux else 0
         scalars = self.scalars(call.alpha, call.beta)
         if not self.scales:
             self.launch(a, b, call.c or 0, call.d, bias, aux, call.stream, scalars)
@@ -160,8 +161,8 @@ class CublasLtExecutable(AbstractExecutable):
     @staticmethod
     def _address(call: Call, name: str) -> int:
         """The address under a name; 0, which means a scale of 1, for a scale that the call does not bring."""
-        address = call.outputs.get(name, call.inputs.get(name, 0))
-        return int(address)
+        address: int | None = call.inputs.get(name)
+        return call.outputs.get(name, 0) if address is None else address
 
 
 def _placed(scales: tuple[tuple[str, str], ...], descriptor: Descriptor) -> tuple[tuple[str, str], ...]:

@@ -1,0 +1,126 @@
+// Stands for libcuda and libcublasLt in test_native_launch.py: every call is written to a log, nothing is computed. Addresses count up.
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+
+namespace {
+
+std::mutex mutex;
+std::string text;
+bool logging = true;
+int capturing = 0;
+uint64_t next_address = 0x10000;
+thread_local void *current = nullptr;
+
+template <class... A>
+void log(const char *format, A... values) {
+    if (!logging) return;
+    char line[512];
+    std::snprintf(line, sizeof line, format, values...);
+    std::lock_guard lock(mutex);
+    text += line;
+    text += '\n';
+}
+
+unsigned long long number(const void *p) { return reinterpret_cast<uintptr_t>(p); }
+
+struct Descriptor {
+    std::map<int, uint64_t> values;
+};
+
+}  // namespace
+
+extern "C" {
+
+const char *fake_log() { return text.c_str(); }
+void fake_clear() { text.clear(); }
+void fake_logging(int on) { logging = on != 0; }
+void fake_capture(int on) { capturing = on; }
+
+// ---- driver
+int cuInit(unsigned) { return 0; }
+int cuGetErrorName(int code, const char **name) { *name = code == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_UNKNOWN"; return 0; }
+int cuGetErrorString(int, const char **name) { *name = "made up"; return 0; }
+int cuDriverGetVersion(int *v) { *v = 13000; return 0; }
+int cuDeviceGetCount(int *n) { *n = 2; return 0; }
+int cuDeviceGet(int *d, int i) { *d = i; return i < 2 ? 0 : 101; }
+int cuDevicePrimaryCtxRetain(void **c, int d) { *c = reinterpret_cast<void *>(uintptr_t(0xC0 + d)); log("retain %d", d); return 0; }
+int cuCtxGetCurrent(void **c) { *c = current; return 0; }
+int cuCtxPushCurrent_v2(void *c) { current = c; log("push %llx", number(c)); return 0; }
+int cuCtxPopCurrent_v2(void **c) { *c = current; current = nullptr; log("pop"); return 0; }
+int cuCtxSynchronize() { log("synchronize"); return 0; }
+int cuStreamIsCapturing(void *, int *status) { *status = capturing; return 0; }
+int cuStreamGetId(void *stream, unsigned long long *id) { *id = number(stream) / 16; return 0; }
+int cuMemAllocAsync(uint64_t *address, size_t bytes, void *stream) {
+    if (bytes > (size_t(1) << 40)) return 2;
+    *address = next_address;
+    next_address += (bytes + 0xffff) / 0x10000 * 0x10000;
+    log("alloc %zu on %llx", bytes, number(stream));
+    return 0;
+}
+int cuMemFreeAsync(uint64_t, void *stream) { log("free on %llx", number(stream)); return 0; }
+int cuMemFree_v2(uint64_t) { log("free now"); return 0; }
+int cuMemsetD8Async(uint64_t address, unsigned char value, size_t bytes, void *stream) {
+    log("fill %llx with %d, %zu bytes on %llx", static_cast<unsigned long long>(address), value, bytes, number(stream));
+    return 0;
+}
+int cuLibraryLoadData(void **library, const void *, void *, void *, unsigned, void *, void *, unsigned) { *library = reinterpret_cast<void *>(7); return 0; }
+int cuLibraryUnload(void *) { log("unload"); return 0; }
+int cuLibraryGetKernel(void **kernel, void *, const char *name) { *kernel = reinterpret_cast<void *>(8); return std::strcmp(name, "absent") == 0 ? 500 : 0; }
+int cuKernelGetFunction(void **function, void *) { *function = reinterpret_cast<void *>(9); return 0; }
+int cuKernelSetAttribute(int attribute, int value, void *, int device) { log("attribute %d = %d on device %d", attribute, value, device); return 0; }
+int cuTensorMapEncodeTiled(void *map, int type, unsigned rank, uint64_t address, const uint64_t *, const uint64_t *, const unsigned *, const unsigned *, int,
+                           int, int, int) {
+    log("map of %llx, type %d, rank %u", static_cast<unsigned long long>(address), type, rank);
+    std::memset(map, 0, 128);
+    std::memcpy(map, &address, 8);
+    return 0;
+}
+struct Config {
+    unsigned grid[3], block[3], shared;
+    void *stream;
+    struct { unsigned id, pad, value[16]; } *attributes;
+    unsigned count;
+};
+int cuLaunchKernelEx(const Config *c, void *, void **parameters, void **) {
+    log("launch grid %u block %u shared %u on %llx", c->grid[0], c->block[0], c->shared, number(c->stream));
+    for (unsigned i = 0; i < c->count; ++i) log("  with %u: %u %u %u", c->attributes[i].id, c->attributes[i].value[0], c->attributes[i].value[1], c->attributes[i].value[2]);
+    uint64_t first = 0;
+    std::memcpy(&first, parameters[0], 8);
+    log("  first parameter %llx", static_cast<unsigned long long>(first));
+    return 0;
+}
+
+// ---- cuBLASLt
+size_t cublasLtGetVersion() { return 130100; }
+int cublasLtCreate(void **handle) { *handle = reinterpret_cast<void *>(0x4A); log("handle"); return 0; }
+int cublasLtMatmulDescCreate(void **d, int, int) { *d = new Descriptor; return 0; }
+int cublasLtMatmulDescDestroy(void *d) { delete static_cast<Descriptor *>(d); return 0; }
+int cublasLtMatmulDescSetAttribute(void *d, int number, const void *value, size_t size) {
+    uint64_t held = 0;
+    std::memcpy(&held, value, size);
+    static_cast<Descriptor *>(d)->values[number] = held;
+    return number == 99 ? 7 : 0;
+}
+int cublasLtMatmulDescGetAttribute(void *, int, void *, size_t, size_t *) { return 15; }
+int cublasLtMatrixLayoutCreate(void **l, int, uint64_t, uint64_t, int64_t) { *l = reinterpret_cast<void *>(5); return 0; }
+int cublasLtMatrixLayoutDestroy(void *) { return 0; }
+int cublasLtMatrixLayoutSetAttribute(void *, int, const void *, size_t) { return 0; }
+int cublasLtMatmulAlgoCapGetAttribute(const void *, int, void *, size_t, size_t *) { return 15; }
+int cublasLtMatmul(void *, void *d, const void *alpha, uint64_t a, void *, uint64_t b, void *, const void *beta, uint64_t c, void *, uint64_t out, void *,
+                   const void *, uint64_t workspace, size_t workspace_bytes, void *stream) {
+    if (!logging) return 0;
+    float scalars[2];
+    std::memcpy(&scalars[0], alpha, 4);
+    std::memcpy(&scalars[1], beta, 4);
+    auto &values = static_cast<Descriptor *>(d)->values;
+    using U = unsigned long long;
+    log("matmul a=%llx b=%llx c=%llx d=%llx bias=%llx aux=%llx alpha=%g beta=%g workspace=%s %zu on %llx", U(a), U(b), U(c), U(out), U(values[8]), U(values[11]),
+        double(scalars[0]), double(scalars[1]), workspace != 0 ? "yes" : "no", workspace_bytes, number(stream));
+    return out == 0xBAD ? 13 : 0;
+}
+}
