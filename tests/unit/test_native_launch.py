@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+import epigemm
+
 pytest.importorskip("epigemm._native", reason="the compiled core is not built")
 COMPILER = shutil.which("c++") or shutil.which("g++")
-SOURCE = Path(__file__).parents[2] / "src"
+SOURCE = Path(epigemm.__file__).parents[1]
 
 PREAMBLE = """
 import ctypes, sys, threading

@@ -10,7 +10,7 @@ from epigemm import errors
 from epigemm.engines.base import AbstractEngine, AbstractExecutable, Call, Refusal
 from epigemm.engines.cublaslt import algorithms, library
 from epigemm.engines.cublaslt.algorithms import AlgorithmCapabilities
-from epigemm.engines.cublaslt.descriptors import ATTRIBUTES, Descriptor, Unsuitable, without_product
+from epigemm.engines.cublaslt.descriptors import ATTRIBUTES, Auxiliary, Descriptor, Unsuitable, Vector, without_product
 from epigemm.engines.cublaslt.epilogs import OPERAND_SCALES, TOLERATED, deviations, fused, reduction_schemes, rounds_once
 from epigemm.engines.cublaslt.library import Preferences, Result
 from epigemm.engines.cuda import libraries
@@ -124,13 +124,13 @@ class CublasLtExecutable(AbstractExecutable):
             self._run(call, call.a, call.b[0])
 
     def _run(self, call: Call, a: int, b: int) -> None:
-        bias = self._address(call, self.bias) if self.bias else 0
-        aux = self._address(call, self.aux) if self.aux else 0
+        bias = _address(call, self.descriptor.bias) if self.bias else 0
+        aux = _address(call, self.descriptor.aux) if self.aux else 0
         scalars = self.scalars(call.alpha, call.beta)
         if not self.scales:
             self.launch(a, b, call.c or 0, call.d, bias, aux, call.stream, scalars)
             return
-        pointers = [(number, self._address(call, name)) for number, name in self.scales]
+        pointers = [(number, _scale_address(call, name)) for number, name in self.scales]
         pointers += [(ATTRIBUTES["bias_pointer"][0], bias)] if self.bias else []
         pointers += [(ATTRIBUTES["aux_pointer"][0], aux)] if self.aux else []
         self._native.run_with(pointers, a, b, call.c or 0, call.d, call.stream, scalars)
@@ -158,11 +158,17 @@ class CublasLtExecutable(AbstractExecutable):
         self._last = (alpha, beta, made)
         return made
 
-    @staticmethod
-    def _address(call: Call, name: str) -> int:
-        """The address under a name; 0, which means a scale of 1, for a scale that the call does not bring."""
-        address: int | None = call.inputs.get(name)
-        return call.outputs.get(name, 0) if address is None else address
+
+def _address(call: Call, what: Vector | Auxiliary | None) -> int:
+    assert what is not None
+    address: int = call.outputs[what.name] if what.is_output else call.inputs[what.name]
+    return address
+
+
+def _scale_address(call: Call, name: str) -> int:
+    """The address of a scale or of a largest value; 0, which means a scale of 1, for what the call does not bring."""
+    address: int = call.outputs.get(name, call.inputs.get(name, 0))
+    return address
 
 
 def _placed(scales: tuple[tuple[str, str], ...], descriptor: Descriptor) -> tuple[tuple[str, str], ...]:
