@@ -75,11 +75,13 @@ struct Preference {
 }  // namespace
 
 CublasLt::CublasLt(const std::string &path) : library_("cublasLt", path) {
-#define X(name, symbol, parameters) library_.load(name, #symbol);
+#define X(name, symbol, parameters) \
+    library_.load(name, #symbol);   \
+    if (name == nullptr) throw MissingError("cublasLt", path + " has no " #symbol);
     EPIGEMM_CUBLASLT_FUNCTIONS(X)
 #undef X
     library_.load(version, "cublasLtGetVersion");
-    if (version == nullptr || matmul == nullptr || capability == nullptr) throw MissingError("cublasLt", path + " is no cuBLASLt");
+    if (version == nullptr) throw MissingError("cublasLt", path + " is no cuBLASLt");
 }
 
 void CublasLt::open(const std::string &path) {

@@ -110,6 +110,37 @@ int cublasLtMatmulDescGetAttribute(void *, int, void *, size_t, size_t *) { retu
 int cublasLtMatrixLayoutCreate(void **l, int, uint64_t, uint64_t, int64_t) { *l = reinterpret_cast<void *>(5); return 0; }
 int cublasLtMatrixLayoutDestroy(void *) { return 0; }
 int cublasLtMatrixLayoutSetAttribute(void *, int, const void *, size_t) { return 0; }
+int cublasLtMatrixLayoutGetAttribute(void *, int, void *, size_t, size_t *) { return 15; }
+int cublasLtMatmulPreferenceCreate(void **p) { *p = reinterpret_cast<void *>(6); return 0; }
+int cublasLtMatmulPreferenceDestroy(void *) { return 0; }
+int cublasLtMatmulPreferenceSetAttribute(void *, int, const void *, size_t) { return 0; }
+struct Result {
+    uint64_t algorithm[8];
+    size_t workspace_bytes;
+    int state;
+    float waves;
+    int reserved[4];
+};
+int cublasLtMatmulAlgoGetHeuristic(void *, void *, void *, void *, void *, void *, void *, int limit, Result *results, int *found) {
+    log("heuristic for %d", limit);
+    results[0] = Result{{42}, 4096, 0, 0.5F, {}};
+    *found = 1;
+    return 0;
+}
+int cublasLtMatmulAlgoGetIds(void *, int, int, int, int, int, int, int, int *ids, int *found) { ids[0] = 42; *found = 1; return 0; }
+int cublasLtMatmulAlgoInit(void *, int, int, int, int, int, int, int, uint64_t *algorithm) { algorithm[0] = 42; return 0; }
+int cublasLtMatmulAlgoCheck(void *, void *, void *, void *, void *, void *, const uint64_t *algorithm, Result *result) {
+    if (algorithm[0] != 42) return 7;
+    *result = Result{{42}, 4096, 0, 0.5F, {}};
+    return 0;
+}
+int cublasLtMatmulAlgoConfigGetAttribute(const uint64_t *algorithm, int attribute, void *value, size_t size, size_t *written) {
+    const uint64_t held = attribute == 0 ? algorithm[0] : 0;
+    std::memcpy(value, &held, size);
+    *written = size;
+    return 0;
+}
+int cublasLtMatmulAlgoConfigSetAttribute(uint64_t *algorithm, int, const void *, size_t) { algorithm[0] = 13; return 0; }
 int cublasLtMatmulAlgoCapGetAttribute(const void *, int, void *, size_t, size_t *) { return 15; }
 int cublasLtMatmul(void *, void *d, const void *alpha, uint64_t a, void *, uint64_t b, void *, const void *beta, uint64_t c, void *, uint64_t out, void *,
                    const void *, uint64_t workspace, size_t workspace_bytes, void *stream) {

@@ -196,6 +196,98 @@ except errors.LibraryError as error: print(str(error).splitlines()[1])
     assert "cuLibraryGetKernel for absent" in lines[-1]
 
 
+ENGINE = """
+from dataclasses import replace
+from epigemm.engines.base import Call
+from epigemm.engines.cuda import libraries
+from epigemm.engines.cublaslt import library
+from epigemm.engines.cublaslt.engine import ENGINE
+from epigemm.enums import MatmulEpilog
+from epigemm.expression.check import check
+from epigemm.expression.named import named
+from epigemm.expression.nodes import Expression, Node, Output, acc, input_
+from epigemm.problem import Operand, Problem
+libraries._opened.update({n: libraries.Library(n, sys.argv[1], "in the process") for n in ("cuda", "cublasLt")})
+def prepared(problem, expression, **config):
+    candidate = ENGINE.candidates(problem, expression, 1)[0]
+    config = tuple((k, config.get(k, v)) for k, v in candidate.config)
+    made = ENGINE.prepare(problem, expression, replace(candidate, config=config))
+    fake.fake_clear()
+    return made
+def matmuls():
+    lines = [line for line in fake.fake_log().decode().splitlines() if line.split()[0] in ("matmul", "alloc", "fill", "free")]
+    print("\\n".join(lines)); fake.fake_clear()
+"""
+
+
+def test_an_executable_finds_its_addresses(run):
+    lines = run(
+        ENGINE
+        + """
+problem = Problem.of("f32", m=128, n=64, k=32, order="col", device="cuda:0")
+problem = replace(problem, inputs=(("bias", Operand.dense("f32", (128, 1))),))
+made = prepared(problem, check(named(MatmulEpilog.RELU_AUX_BIAS), problem))
+made.run(Call(0xa, (0xb,), None, 0xd, {"bias": 0xb1}, {"relu_aux": 0xa1}, stream=0x30))
+made.run(Call(0xa, (0xb,), None, 0xd, {"bias": 0xb1}, {"relu_aux": 0xa1}, alpha=2.0, stream=0x30))
+matmuls(); print(made.bias, made.aux, made.workspace_bytes)
+row = Problem.of("f32", m=128, n=64, k=32, device="cuda:0", c=True)
+plain = check(Expression((Output("d", acc()),)), row)
+made = prepared(row, plain)
+made.run(Call(0xa, (0xb,), 0xc, 0xd, beta=0.5, stream=0x30)); matmuls()
+"""
+    )
+    assert lines == [
+        "alloc 1048576 on 30",
+        "matmul a=a b=b c=d d=d bias=b1 aux=a1 alpha=1 beta=0 workspace=yes 4096 on 30",
+        "matmul a=a b=b c=d d=d bias=b1 aux=a1 alpha=2 beta=0 workspace=yes 4096 on 30",
+        "bias relu_aux 4096",
+        "matmul a=b b=a c=c d=d bias=0 aux=0 alpha=1 beta=0.5 workspace=yes 4096 on 30",
+    ]
+
+
+def test_alpha_0_reads_zeros_instead(run):
+    lines = run(
+        ENGINE
+        + """
+problem = Problem.of("f32", m=128, n=64, k=32, device="cuda:0", c=True)
+made = prepared(problem, check(Expression((Output("d", acc()),)), problem))
+made.run(Call(0xa, (0xb,), 0xc, 0xd, alpha=0.0, beta=3.0, stream=0x30)); matmuls()
+"""
+    )
+    assert lines[:2] == ["alloc 8192 on 30", "fill 10000 with 0, 8192 bytes on 30"]
+    assert lines[-2:] == ["matmul a=10000 b=10000 c=c d=d bias=0 aux=0 alpha=0 beta=3 workspace=yes 4096 on 30", "free on 30"]
+
+
+def test_fp8_scales_go_to_the_operand_they_belong_to(run):
+    lines = run(
+        ENGINE
+        + """
+for order in ("row", "col"):
+    problem = Problem.of("bf16", m=128, n=64, k=32, device="cuda:0", order=order)
+    problem = replace(problem, a=Operand.dense("e4m3", (128, 32)), b=(Operand.dense("e4m3", (32, 64), "col"),))
+    made = prepared(problem, check(Expression((Output("d", acc()),)), problem))
+    made.run(Call(0xa, (0xb,), None, 0xd, {"quantization_scale_a": 0x5a, "quantization_scale_b": 0x5b}, stream=0x30))
+    print(order, made.scales)
+"""
+    )
+    assert lines == [
+        "row ((17, 'quantization_scale_b'), (18, 'quantization_scale_a'))",
+        "col ((17, 'quantization_scale_a'), (18, 'quantization_scale_b'))",
+    ]
+
+
+def test_a_setting_that_does_not_run_is_refused_when_it_is_prepared(run):
+    lines = run(
+        ENGINE
+        + """
+problem = Problem.of("f32", m=128, n=64, k=32, device="cuda:0")
+try: prepared(problem, check(Expression((Output("d", acc()),)), problem), tile=(64, 64))
+except errors.AlgorithmError as error: print(error)
+"""
+    )
+    assert lines[:2] == ["cuBLASLt does not run this algorithm for this product", "  CUBLAS_STATUS_INVALID_VALUE (7)"]
+
+
 def test_the_cost_of_a_call_is_a_microsecond_at_most(run):
     """The compiled core's own share of `launch`, on any machine: generous, it is 0.3 us on a fast one."""
     lines = run("""
