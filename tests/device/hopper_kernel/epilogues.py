@@ -19,12 +19,12 @@ DEVICE float sigmoid(float x) { return reciprocal(1.0f + exp2_fast(-1.44269504f 
 DEVICE float silu(float x) { return x * sigmoid(x); }
 // tanh form: y * sigmoid(2 u), u = sqrt(2 / pi) (y + 0.044715 y^3)
 DEVICE float gelu_sigmoid(float y) {
-    return reciprocal(1.0f + exp2_fast(y * (-2.30220819f - 0.102943240f * y * y)));
+    return reciprocal(1.0f + exp2_fast(y * fmaf(y * y, -0.102943240f, -2.30220819f)));
 }
 DEVICE float gelu_tanh(float y) { return y * gelu_sigmoid(y); }
 DEVICE float gelu_tanh_slope(float y) {
-    const float s = gelu_sigmoid(y);
-    return s + s * (1.0f - s) * y * (1.59576912f + 0.214064488f * y * y);
+    const float t = y * y, s = reciprocal(1.0f + exp2_fast(y * fmaf(t, -0.102943240f, -2.30220819f)));
+    return fmaf(fmaf(-s, s, s) * y, fmaf(t, 0.214064488f, 1.59576912f), s);
 }
 // y Phi(y) = max(y, 0) - |y| Phi(-|y|), Phi(-x) = erfc(x / sqrt(2)) / 2 by Abramowitz and Stegun 7.1.26, |error| < 7.5e-8
 DEVICE float gelu_erf(float y) {

@@ -50,7 +50,7 @@ class Config:
         box_n: columns of an epilogue sub-tile, 64 or 32.
         stages: operand stages; 0 for as many as fit.
         store_sets: staged sub-tiles of outputs for each warp.
-        ring_slots: sub-tiles of epilogue inputs, for each consumer warpgroup: prefetched, and replaced by as many outputs.
+        ring_slots: prefetched sub-tiles of epilogue inputs, for each consumer warpgroup.
     """
 
     tile_m: int = 128
@@ -60,7 +60,7 @@ class Config:
     box_n: int = 64
     stages: int = 0
     store_sets: int = 2
-    ring_slots: int = 4
+    ring_slots: int = 2
 
     def fitted(self, signature: Signature) -> Config:
         """This configuration with the number of stages that shared memory leaves room for.
@@ -83,8 +83,7 @@ class Config:
         """Shared memory of a block; `kernels/kernel_types.cuh` adds up the same and asserts that it is equal."""
         out_n = self.tile_n // signature.weights
         ring = 2 * self.ring_slots * 64 * self.box_n * 2
-        in_place = len(signature.tiles_in) >= len(signature.tiles_out)
-        staging = 0 if in_place else 8 * self.store_sets * 16 * self.box_n * 2 * len(signature.tiles_out)
+        staging = 8 * self.store_sets * 16 * self.box_n * 2 * len(signature.tiles_out)
         vectors = 2 * len(signature.along_n) * out_n * 4
         sums = 2 * signature.sums_m * 4 * out_n * 4
         group_m = self.tile_m if self.pingpong else self.tile_m // 2

@@ -57,20 +57,17 @@ struct Bits {
     DEVICE void set(int j, int x, bool bit) { word[j / 4] |= static_cast<u32>(bit) << (8 * (j % 4) + x); }
 };
 
-/// Copies the masks of a warpgroup's rows and a tile's columns to shared memory while the products run: a row a thread.
+/// Copies the masks of a warpgroup's rows and a tile's columns to shared memory while the products run.
 /// Rows are padded to 16 bytes in global memory, so that a copy that begins before column n can be read whole.
 DEVICE void copy_bits(const Params& p, u32 to, Tile tile) {
-    const int thread = threadIdx.x % 128;
-    if (thread >= shape::group_m) return;
-    const int row = tile.m + thread;
-#pragma unroll
     for (int mask = 0; mask < config::bits_in; ++mask)
+        for (int line = threadIdx.x % 128; line < shape::group_m; line += 128)
 #pragma unroll
-        for (int at = 0; at < shape::out_n / 8; at += shared::bits_copy) {
-            const bool inside = row < p.m && tile.n + 8 * at < p.n;
-            const u8* from = p.bits_in[mask] + (inside ? row * p.bits_in_stride[mask] + tile.n / 8 + at : 0);
-            copy_async<shared::bits_copy>(to + (mask * shape::group_m + thread) * shared::bits_row + at, from, inside);
-        }
+            for (int at = 0; at < shape::out_n / 8; at += shared::bits_copy) {
+                const bool inside = tile.m + line < p.m && tile.n + 8 * at < p.n;
+                const u8* from = p.bits_in[mask] + (inside ? (tile.m + line) * p.bits_in_stride[mask] + tile.n / 8 + at : 0);
+                copy_async<shared::bits_copy>(to + (mask * shape::group_m + line) * shared::bits_row + at, from, inside);
+            }
 }
 
 /// Gathers the bits that the four lanes of a quad hold of two rows, 8 apart; each lane then writes one word of one row.
@@ -276,32 +273,23 @@ struct Finisher {
         const u32 own = lane.warp * shared::box_bytes + lane.matrix;
 #pragma unroll
         for (int t = 0; t < config::tiles_in; ++t)
-            tiles[t] = after_barrier(base + shared::ring + slot(entry + t) * shared::slot_bytes + own);
+            tiles[t] = base + shared::ring + slot(entry + t) * shared::slot_bytes + own;
         const u32 set = (group * 4 + lane.warp) * config::store_sets + part % config::store_sets;
 #pragma unroll
         for (int t = 0; t < config::tiles_out; ++t)
-            outputs[t] = shape::in_place ? tiles[t] : base + shared::staging + set * shared::set_bytes + t * shared::box_bytes + lane.matrix;
+            outputs[t] = base + shared::staging + set * shared::set_bytes + t * shared::box_bytes + lane.matrix;
     }
 
-    /// One lane: the sub-tile's stores, and what they free. Outputs that took their inputs' place free it once they have been read.
-    DEVICE void store_sub_tile(int box, int half) {
-        constexpr int pending = shape::in_place ? 1 : config::store_sets - 1;
-        const int part = box * shape::halves + half;
+    /// One lane: stores the sub-tile, frees its inputs, and waits until the set that the next one writes has been read.
+    DEVICE void store_sub_tile(int box, int half) const {
 #pragma unroll
         for (int t = 0; t < config::tiles_out; ++t)
             store_box(p.tiles_out[t], outputs[t] - lane.matrix, tile.n + box * config::box_n, tile.m + half * 64 + lane.warp * 16,
                       p.policy_out);
         stores_commit();
-        if (shape::in_place && part + 1 == shape::parts) stores_wait_read<0>();
-        else stores_wait_read<pending>();
-        if (!shape::in_place) free_slots(entry);
-        if (shape::in_place && part > 0) free_slots(entry - config::tiles_in);
-        if (shape::in_place && part + 1 == shape::parts) free_slots(entry);
-    }
-
-    DEVICE void free_slots(u32 first) const {
 #pragma unroll
-        for (int t = 0; t < config::tiles_in; ++t) barrier_arrive(base + shared::ring_empty + 8 * slot(first + t));
+        for (int t = 0; t < config::tiles_in; ++t) barrier_arrive(base + shared::ring_empty + 8 * slot(entry + t));
+        stores_wait_read<config::store_sets - 1>();
     }
 
     /// One sub-tile of 64 rows, 16 of them this warp's.
@@ -331,8 +319,8 @@ struct Finisher {
     }
 
     DEVICE void finish_tile(const Accumulators& acc) {
-        vectors_at = after_barrier(vectors() + lane.col * 4);
-        bits_at = after_barrier(bits() + lane.row * shared::bits_row);
+        vectors_at = vectors() + lane.col * 4;
+        bits_at = bits() + lane.row * shared::bits_row;
         start_rows();
 #pragma unroll
         for (int box = 0; box < shape::boxes; ++box) {
@@ -367,7 +355,7 @@ struct Finisher {
 #pragma unroll
         for (int s = 0; s < config::sums_m; ++s)
             for (int col = threadIdx.x % 128; col < shape::out_n; col += 128) {
-                const u32 from = after_barrier(sums(s));
+                const u32 from = sums(s);
                 float sum = 0.0f;
 #pragma unroll
                 for (int warp = 0; warp < 4; ++warp) sum += load_float(from + (warp * shape::out_n + col) * 4);

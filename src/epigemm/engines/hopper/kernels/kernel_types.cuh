@@ -57,13 +57,12 @@ constexpr int boxes = out_n / config::box_n;                         // epilogue
 constexpr int entries = boxes * halves * config::tiles_in;           // ring entries a warpgroup reads per tile
 constexpr int row_bytes = config::box_n * 2;
 constexpr int parts = boxes * halves;                                // sub-tiles of 64 rows a warpgroup finishes per tile
-constexpr bool in_place = config::tiles_in >= config::tiles_out;     // outputs take the place of inputs in the ring
 }  // namespace shape
 
 static_assert(config::tile_m % 64 == 0 && shape::group_m % 64 == 0, "a warpgroup takes rows by 64");
 static_assert(shape::out_n % config::box_n == 0, "sub-tiles cover the tile");
-static_assert(shape::in_place || shape::parts % config::store_sets == 0, "each tile begins with the first set");
-static_assert(config::tiles_in == 0 || config::ring_slots >= 2 * config::tiles_in, "one sub-tile is read while the last is stored");
+static_assert(shape::parts % config::store_sets == 0, "each tile begins with the first set");
+static_assert(config::tiles_in == 0 || config::ring_slots >= 2 * config::tiles_in, "one sub-tile is fetched while the last is read");
 static_assert(config::box_n == 64 || config::box_n == 32, "a sub-tile's row is one row of a swizzle");
 
 /// Byte offsets into the block's shared memory. Boxes come first: the swizzle wants them on multiples of 1024.
@@ -77,7 +76,7 @@ constexpr int set_bytes = box_bytes * config::tiles_out;
 
 constexpr int ring = config::stages * stage_bytes;
 constexpr int staging = ring + 2 * config::ring_slots * slot_bytes;
-constexpr int vectors = staging + (shape::in_place ? 0 : 8 * config::store_sets * set_bytes);
+constexpr int vectors = staging + 8 * config::store_sets * set_bytes;
 constexpr int sums = vectors + 2 * config::along_n * shape::out_n * 4;
 constexpr int bits_copy = shape::out_n % 64 == 0 ? 8 : 4;  // as aligned as a tile's first column
 constexpr int bits_row = (shape::out_n / 8 + 7) / 8 * 8;  // bytes of a mask's row in this tile

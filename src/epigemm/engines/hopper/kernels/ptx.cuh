@@ -155,14 +155,7 @@ DEVICE void pin(float& value) { asm volatile("" : "+f"(value)::"memory"); }
 
 // ---- registers <-> shared memory, in the layout of wgmma's accumulators ----
 //
-// Loads are not volatile, so that the compiler may spread them between other work. Their addresses pass through `after_barrier`
-// once the data is there: what is computed from an address cannot move above it.
-
-/// Ties an address to this point of the program.
-DEVICE u32 after_barrier(u32 address) {
-    asm volatile("" : "+r"(address)::"memory");
-    return address;
-}
+// All are volatile, which keeps them in order with barriers and with each other, but none says "memory": arithmetic moves freely.
 
 DEVICE void store_matrices(u32 address, const u32 (&words)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(words[0]),
@@ -170,28 +163,28 @@ DEVICE void store_matrices(u32 address, const u32 (&words)[4]) {
 }
 
 DEVICE void load_matrices(u32 address, u32 (&words)[4]) {
-    asm("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
         : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
         : "r"(address));
 }
 
 DEVICE void store_float(u32 address, float value) {
-    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value));
 }
 
 DEVICE float load_float(u32 address) {
     float value;
-    asm("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address));
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address));
     return value;
 }
 
 DEVICE void load_floats(u32 address, float& first, float& second) {
-    asm("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(first), "=f"(second) : "r"(address));
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(first), "=f"(second) : "r"(address));
 }
 
 DEVICE u32 load_word(u32 address) {
     u32 value;
-    asm("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address));
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address));
     return value;
 }
 
