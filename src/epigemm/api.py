@@ -10,12 +10,13 @@ from types import TracebackType
 from typing import Any
 
 from epigemm import arguments as args
-from epigemm import binding, config, errors, execution, specification
+from epigemm import binding, config, errors, execution, mirrors, specification
 from epigemm.arguments import Arguments, Form, Replacement, replaced
 from epigemm.execution import Prepared
 from epigemm.options import MatmulOptions, MatmulPlanPreferences, MatmulQuantizationScales, as_options, frozen_key, options_key
 from epigemm.plans import Algorithm, Candidate, PlanCache
-from epigemm.tuning.measure import interleaved_us
+from epigemm.tensors import CPU
+from epigemm.tuning.measure import medians_us
 from epigemm.tuning.select import AUTO
 
 _OPTIONS = "Matrix multiplication options"
@@ -82,6 +83,7 @@ def matmul(
                [4., 4., 4., 4.]], dtype=float32)
     """
     arguments = _arguments(a, b, c, out, alpha, beta, quantization_scales, epilog_inputs)
+    placed = _placed(arguments, options)
     chosen = None if algorithm is None else _algorithm(algorithm).candidate
 
     def make() -> Prepared:
@@ -92,7 +94,7 @@ def matmul(
         )
 
     key = (
-        arguments.signature,
+        placed.signature,
         binding.key(epilog, len(arguments.b)),
         options_key(MatmulOptions, options, _OPTIONS),
         options_key(MatmulPlanPreferences, preferences, _PREFERENCES),
@@ -101,7 +103,8 @@ def matmul(
         engine if chosen is None else chosen.engine,
     )
     prepared = _plans.get(key, make)
-    return prepared.execute(specification.matrices(arguments), chosen or prepared.plan.candidates[0])
+    result = prepared.execute(specification.matrices(placed), chosen or prepared.plan.candidates[0], stream=stream_handle(stream))
+    return result if placed is arguments else mirrors.to_host(result, arguments, inplace=prepared.inplace)
 
 
 def _qualifiers_key(qualifiers: Any) -> Any:
@@ -119,6 +122,31 @@ def _arguments(a: Any, b: Any, c: Any, out: Any, alpha: Any, beta: Any, scales: 
     arguments.alpha, arguments.beta, arguments.scales = alpha, beta, scales
     arguments.inputs = args.collect_inputs(arguments, inputs)
     return arguments
+
+
+def _placed(arguments: Arguments, options: Any) -> Arguments:
+    """The arguments where they are computed: on the GPU that `device_id` names, copied there from the CPU; else where they lie."""
+    index = options.get("device_id") if isinstance(options, Mapping) else getattr(options, "device_id", None)
+    if index is None or arguments.a.device != CPU:
+        return arguments
+    try:
+        return mirrors.to_device(arguments, index)
+    except errors.EngineUnavailable as error:
+        raise errors.no_device(index, str(error)) from error
+
+
+def stream_handle(stream: Any) -> int | None:
+    """The raw handle of a user's stream: an integer, or an object of CuPy (`ptr`), PyTorch (`cuda_stream`) or cuda.core (`handle`).
+
+    Raises:
+        errors.OptionTypeError: it is none of these.
+    """
+    if stream is None or isinstance(stream, int):
+        return stream
+    for name in ("ptr", "cuda_stream", "handle"):
+        if hasattr(stream, name):
+            return int(getattr(stream, name))
+    raise errors.wrong_stream(stream)
 
 
 def _algorithm(value: Any) -> Algorithm:
@@ -171,7 +199,7 @@ class Matmul:
         self._input_names: tuple[str, ...] = ()
         self._freed = False
         # What is wrong with the operands alone is said here, not in plan().
-        product = execution.product(self._arguments, self._options, qualifiers)
+        product = execution.product(_placed(self._arguments, self._options), self._options, qualifiers)
         self._log.info("= SPECIFICATION PHASE = %s", product.problem)
 
     # ------------------------------------------------------------ planning
@@ -210,6 +238,7 @@ class Matmul:
         self._epilog, self._engine = epilog, chosen[0].engine if chosen else engine
         arguments.inputs = args.collect_inputs(arguments, epilog_inputs)
         self._variants.clear()
+        stream_handle(stream)
         self._prepared = self._prepare(arguments)
         self._signature, self._form = arguments.signature, Form.of(arguments)
         self._input_names = self._prepared.epilog.expression.input_names
@@ -224,7 +253,8 @@ class Matmul:
         return self._algorithms
 
     def _prepare(self, arguments: Arguments) -> Prepared:
-        return execution.prepare(arguments, self._epilog, self._options, self._preferences, self._qualifiers, self._engine)
+        placed = _placed(arguments, self._options)
+        return execution.prepare(placed, self._epilog, self._options, self._preferences, self._qualifiers, self._engine)
 
     @property
     def algorithms(self) -> tuple[Algorithm, ...] | None:
@@ -252,11 +282,11 @@ class Matmul:
         if prune is not None and (not isinstance(prune, int) or prune < 1):
             raise errors.wrong_value("prune", prune, "None or an integer >= 1")
         algorithms = self._algorithms or ()
-        matrices = specification.matrices(arguments)
+        matrices = specification.matrices(_placed(arguments, self._options))
         runs = [partial(prepared.execute, matrices, x.candidate, scratch=True) for x in algorithms]
         for run in runs:
             run()
-        medians = interleaved_us(runs, iterations)
+        medians = medians_us(runs, iterations, prepared.plan.problem.device, stream_handle(stream))
         ranked = sorted(zip(medians, range(len(algorithms)), strict=True))[:prune]
         self._algorithms = tuple(algorithms[i] for _, i in ranked)
         reason = (
@@ -297,7 +327,9 @@ class Matmul:
         if out is not None:
             arguments = replace(arguments, out=args.collect(arguments.a.array, arguments.b[0].array, None, out).out)
             prepared = self._variant(arguments)
-        result = prepared.execute(specification.matrices(arguments), candidate)
+        placed = _placed(arguments, self._options)
+        result = prepared.execute(specification.matrices(placed), candidate, stream=stream_handle(stream))
+        result = result if placed is arguments else mirrors.to_host(result, arguments, inplace=prepared.inplace)
         self._log.info("= EXECUTION PHASE = %s", candidate)
         return result
 

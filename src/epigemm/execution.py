@@ -10,11 +10,12 @@ from epigemm.arguments import Arguments, scalar_tensor
 from epigemm.binding import D_SCALE, Epilog
 from epigemm.engines import outputs
 from epigemm.engines.base import AbstractExecutable, Call
+from epigemm.engines.cuda import libraries
 from epigemm.expression.check import result_dtype
 from epigemm.expression.nodes import MATRIX, Output
-from epigemm.options import MatmulEpilogPreferences, MatmulOptions, MatmulPlanPreferences, as_options, conjugate_flags
+from epigemm.options import MatmulEpilogPreferences, MatmulOptions, MatmulPlanPreferences, as_options, conjugate_flags, memory_limit_bytes
 from epigemm.plans import Candidate, Plan
-from epigemm.problem import Operand
+from epigemm.problem import Compute, Operand, Problem
 from epigemm.specification import Product
 from epigemm.tensors import Tensor
 from epigemm.tuning.select import select
@@ -49,13 +50,14 @@ class Prepared:
             found = self.executables.setdefault(candidate, made)
         return found
 
-    def execute(self, arguments: Arguments, candidate: Candidate, *, scratch: bool = False) -> Any:
+    def execute(self, arguments: Arguments, candidate: Candidate, *, scratch: bool = False, stream: int | None = None) -> Any:
         """D, or (D, {name: tensor}), of matrix arguments.
 
         Args:
             arguments: of the signature that this was prepared for.
             candidate: one of the plan's.
             scratch: write into new tensors even where `out` or an in-place C was given.
+            stream: the raw handle of the stream to use; None is the current one of the operands' package.
         """
         problem = self.plan.problem
         target = None if scratch else (arguments.c if self.inplace else arguments.out)
@@ -63,13 +65,13 @@ class Prepared:
             _check_overlap(target, arguments, "C" if self.inplace else "out")
         d = target or tensors.empty(arguments.a, problem.d)
         extras = [(o, tensors.empty(arguments.a, operand)) for o, operand in self.extras]
-        self.executable(candidate).run(self._call(arguments, d, extras))
+        self.executable(candidate).run(self._call(arguments, d, extras, stream))
         result = self._squeezed(d) if target is None else d.array
         if not extras:
             return result
         return result, {o.name: binding.presented(self.epilog, o, problem, tensor) for o, tensor in extras}
 
-    def _call(self, arguments: Arguments, d: Tensor, extras: list[tuple[Output, Tensor]]) -> Call:
+    def _call(self, arguments: Arguments, d: Tensor, extras: list[tuple[Output, Tensor]], stream: int | None) -> Call:
         given = _with_scales(arguments, self.epilog)
         inputs = {name: given[name] if view is None else given[name].view(*view) for name, view in self.views.items()}
         alpha, beta = scalars(self.product, arguments)
@@ -78,11 +80,11 @@ class Prepared:
             b=tuple(_data(b) for b in arguments.b),
             c=None if arguments.c is None else _data(arguments.c),
             d=_data(d),
-            inputs={name: _data(tensor) for name, tensor in inputs.items()},
+            inputs={name: _data(tensor) for name, tensor in (*inputs.items(), *_operand_scales(arguments))},
             outputs={o.name: _data(self._unpadded(o, tensor)) for o, tensor in extras},
             alpha=alpha,
             beta=beta,
-            stream=tensors.LIBRARIES[arguments.a.library].stream(arguments.a.device),
+            stream=tensors.LIBRARIES[arguments.a.library].stream(arguments.a.device) if stream is None else stream,
         )
 
     def _unpadded(self, output: Output, tensor: Tensor) -> Tensor:
@@ -130,13 +132,23 @@ def prepare(
         problem = specification.with_order(made, matrices, meant.order)
     placed = binding.place(meant, made, problem.order, _with_scales(matrices, meant))
     inputs = tuple((name, tensor.operand()) for name, tensor in placed.items())
-    problem = replace(problem, inputs=inputs)
+    problem = replace(problem, inputs=inputs, compute=_limited(problem, options))
     expression = binding.checked(meant.expression, problem)
     plan = select(problem, expression, engine, int(preferences.limit or 0))
     given = _with_scales(matrices, meant)
     views = {name: None if tensor is given[name] else (tensor.shape, tensor.strides) for name, tensor in placed.items()}
     extras = tuple((o, outputs.operand(problem, o)) for o in expression.extras)
     return Prepared(made, meant, plan, options.inplace, views, extras)
+
+
+def _limited(problem: Problem, options: MatmulOptions) -> Compute:
+    """The numerical options with the workspace limit in bytes: of a GPU's memory; on the CPU only a limit that is no fraction counts."""
+    limit = options.memory_limit
+    if problem.device == tensors.CPU:
+        share = (isinstance(limit, str) and "%" in limit) or (isinstance(limit, float) and limit <= 1)
+        return problem.compute if share or limit is None else replace(problem.compute, memory_limit=memory_limit_bytes(limit, 0))
+    total = libraries.open_driver().device_total_bytes(int(problem.device.partition(":")[2]))
+    return replace(problem.compute, memory_limit=memory_limit_bytes("80%" if limit is None else limit, total))
 
 
 def product(arguments: Arguments, options: MatmulOptions, qualifiers: Any = None, cast: str | None = None) -> Product:
@@ -148,9 +160,6 @@ def product(arguments: Arguments, options: MatmulOptions, qualifiers: Any = None
     """
     if cast and options.result_type is None and arguments.c is None and arguments.out is None:
         options = replace(options, result_type=dtypes.of(cast).cuda_type)
-    if options.device_id is not None and arguments.a.device == tensors.CPU:
-        why = "no engine of this version computes CPU operands on a GPU"
-        raise errors.engine_unavailable(f"for device_id={options.device_id}", why, "Leave device_id away.")
     lazy = (arguments.a.conjugate, arguments.b[0].conjugate)
     conjugate = conjugate_flags(qualifiers, lazy=lazy, is_complex=arguments.a.dtype.is_complex)
     found = specification.specify(specification.matrices(arguments), options, conjugate, arguments)
@@ -160,11 +169,13 @@ def product(arguments: Arguments, options: MatmulOptions, qualifiers: Any = None
 
 
 def scalars(product: Product, arguments: Arguments) -> tuple[Any, Any]:
-    """alpha and beta as host numbers of the scale type, the scales of narrow operands folded in."""
+    """alpha and beta as host numbers of the scale type; on the CPU with the scales of narrow operands folded in."""
     alpha = 1.0 if arguments.alpha is None else compute_types.scalar(arguments.alpha, product.scale_type, "alpha").item()
     has_beta = arguments.beta is not None and arguments.c is not None
     beta = compute_types.scalar(arguments.beta, product.scale_type, "beta").item() if has_beta else 0.0
     problem, scales = product.problem, arguments.scales
+    if problem.device != tensors.CPU:
+        return alpha, beta  # the scales go to the engine as tensors: see _operand_scales
     if problem.a.dtype.is_narrow:
         alpha *= _scale_value("a", scales.a) * _scale_value("b", scales.b)
     if problem.c is not None and problem.c.dtype.is_narrow:
@@ -181,6 +192,18 @@ def _with_scales(arguments: Arguments, epilog: Epilog) -> dict[str, Tensor]:
     if D_SCALE not in epilog.expression.input_names:
         return arguments.inputs
     return {**arguments.inputs, D_SCALE: _scale_tensor(arguments.a, "d", arguments.scales.d)}
+
+
+# The names under which a GPU engine finds the scales of narrow A and B among a call's inputs.
+A_SCALE, B_SCALE = "quantization_scale_a", "quantization_scale_b"
+
+
+def _operand_scales(arguments: Arguments) -> list[tuple[str, Tensor]]:
+    """The scales of narrow operands on a GPU as tensors there; on the CPU they are folded into alpha."""
+    if not arguments.a.dtype.is_narrow or arguments.a.device == tensors.CPU:
+        return []
+    scales = arguments.scales
+    return [(A_SCALE, _scale_tensor(arguments.a, "a", scales.a)), (B_SCALE, _scale_tensor(arguments.a, "b", scales.b))]
 
 
 def _scale_tensor(a: Tensor, name: str, scale: Any) -> Tensor:

@@ -21,7 +21,7 @@ LAYERS = (
     "tensors",
     "engines",
     "tuning",
-    "api arguments specification binding execution",
+    "api arguments specification binding execution mirrors",
     "linalg quantization",
     "pytorch",
     "distributed",

@@ -11,6 +11,7 @@ from epigemm.engines.base import AbstractEngine
 # name -> (module that holds ENGINE, kind of device that it computes on). The order is the order in which "auto" asks them.
 ENGINES: dict[str, tuple[str, str]] = {
     "cpu": ("epigemm.engines.cpu.engine", "cpu"),
+    "cublaslt": ("epigemm.engines.cublaslt.engine", "cuda"),
 }
 
 

@@ -254,6 +254,11 @@ def reset_without_c() -> OptionError:
 # ---------------------------------------------------------------- planning, engines and algorithms
 
 
+def wrong_stream(stream: object) -> OptionTypeError:
+    what = f"The stream must be an integer, or an object with `ptr`, `cuda_stream` or `handle`; it is a {type(stream).__name__}."
+    return OptionTypeError(say(what, "Leave it away to use the current stream."))
+
+
 def no_algorithm(reasons: Iterable[str] = ()) -> PlanningError:
     return PlanningError(say("Planning failed to find any suitable algorithm.", *reasons))
 
@@ -293,6 +298,13 @@ def several_accumulators(epilog: str, accumulators: int) -> EpilogInputError:
 
 def engine_unavailable(engine: str, why: str, remedy: str = "") -> EngineUnavailable:
     return EngineUnavailable(say(f"engine {engine!r} is not available: {why}", remedy or "Use engine='auto' to let one be chosen."))
+
+
+def no_device(index: int, why: str) -> EngineUnavailable:
+    what = f"The operands cannot be sent to device_id={index}: {why.splitlines()[0]}"
+    return EngineUnavailable(
+        say(what, *(line.strip() for line in why.splitlines()[1:]), "Leave device_id away to compute them on the CPU.")
+    )
 
 
 def cannot_fuse(engine: str, node: str, expression: str, *details: str) -> UnsupportedEpilogue:
