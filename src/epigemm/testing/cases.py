@@ -344,6 +344,15 @@ def _panels() -> Iterator[Case]:
         yield Case("panels", m, n, k, "row_stats", dtype="bfloat16", layout_a="col", layout_b="col")
         yield Case("panels", m, n, k, "DGELU_BGRAD", dtype="float16", order="row")
         yield Case("panels", m, n, k, "row_stats", c="mn", beta=0.5, layout_a="padded", layout_b="stepped", layout_c="negative")
+        yield Case("panels", m, n, k, "dropped", layout_a="col")
+        yield Case("panels", m, n, k, "two_masks", layout_a="col")
+        yield Case("panels", m, n, k, "largest", layout_a="col")
+    # k in several steps, where operands are widened or copied a block at a time.
+    for dtype, kind in (("bfloat16", "row"), ("float16", "col"), ("float32", "stepped"), ("float8_e4m3fn", "row")):
+        yield Case("panels", 260, 130, 9001, "row_stats", dtype=dtype, layout_a=kind, layout_b=kind, d_dtype="float32")
+        yield Case("panels", 260, 130, 9001, "two_masks", dtype=dtype, layout_a=kind, layout_b=kind, d_dtype="float32")
+    yield Case("panels", 5, 3, 70001, dtype="bfloat16", data="integers", d_dtype="float32")
+    yield Case("panels", 3000, 300, 20, "dropped", layout_a="col")
     yield Case("panels", 300, 40, 20, "row_stats", batch_a=(5, 1), batch_b=(7,))
     yield Case("panels", 3, 4, 5, "row_stats", batch_a=(40, 30), batch_b=(30,))
 

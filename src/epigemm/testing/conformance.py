@@ -71,6 +71,7 @@ def run_case(
     mode: str = "stateless",
     seed: int = 0,
     undecided: float = numeric.UNDECIDED_SHARE,
+    arithmetic: Arithmetic | None = None,
     moved: Callable[[Any], Any] | None = None,
     corrupt: Corruption | None = None,
 ) -> Verdict:
@@ -82,6 +83,7 @@ def run_case(
         mode: "stateless" (`matmul`), "out" (with `out=` in poisoned memory) or "stateful" (`Matmul`, executed twice).
         seed: of the case's data.
         undecided: the share of each output that the reference may leave undecided.
+        arithmetic: the engine's, where it is not the CPU's (`arithmetic_of`).
         moved: makes the engine's own tensor of a NumPy array (a copy on its device), for engines that do not compute on the CPU.
         corrupt: changes the outputs, by name, before they are checked: a planted error.
 
@@ -97,7 +99,7 @@ def run_case(
         return Verdict(case, str(refusal))
     if corrupt is not None:
         corrupt(outputs)
-    results = check(case, tensors, outputs, undecided=undecided)
+    results = check(case, tensors, outputs, undecided=undecided, arithmetic=arithmetic)
     what = f"{case} [{engine}, {mode}]"
     for name, one in tensors.all().items():
         one.assert_intact(f"{name} of {what}")
@@ -193,13 +195,17 @@ def _assert_same_bits(first: dict[str, Array], second: dict[str, Array], what: s
 # ---------------------------------------------------------------- the checks
 
 
-def reference_product(case: Case, tensors: Tensors) -> Product:
+def arithmetic_of(case: Case) -> Arithmetic:
+    """The arithmetic that a case's compute type allows an engine on the CPU."""
+    return Arithmetic(case.accumulator, product_unit=PRODUCT_UNITS.get(case.compute, 0.0), sum_unit=SUM_UNITS.get(case.compute))
+
+
+def reference_product(case: Case, tensors: Tensors, arithmetic: Arithmetic | None = None) -> Product:
     """The reference's view of the case's tensors."""
     a, b = tensors.a.array, tuple(one.array for one in tensors.b)
     a = a.conj() if "a" in case.conjugate else a
     b = tuple(one.conj() if "b" in case.conjugate else one for one in b)
     scaled = _scaled(case)
-    arithmetic = Arithmetic(case.accumulator, product_unit=PRODUCT_UNITS.get(case.compute, 0.0), sum_unit=SUM_UNITS.get(case.compute))
     inputs = {name: _placed(case, one.array, name) for name, one in tensors.inputs.items()}
     return Product(
         a,
@@ -214,7 +220,7 @@ def reference_product(case: Case, tensors: Tensors) -> Product:
         order=case.result_order,
         d_dtype=case.stored_dtype,
         aux_dtype=case.aux_dtype,
-        arithmetic=arithmetic,
+        arithmetic=arithmetic or arithmetic_of(case),
     )
 
 
@@ -227,9 +233,9 @@ def _placed(case: Case, array: Array, name: str) -> Array:
     return array
 
 
-def expected(case: Case, tensors: Tensors) -> tuple[Result, ...]:
+def expected(case: Case, tensors: Tensors, arithmetic: Arithmetic | None = None) -> tuple[Result, ...]:
     """What the reference allows for each output of the case."""
-    return evaluate(reference_product(case, tensors), traced(case))
+    return evaluate(reference_product(case, tensors, arithmetic), traced(case))
 
 
 def traced(case: Case) -> Any:
@@ -239,7 +245,14 @@ def traced(case: Case) -> Any:
     return case.epilogue.lower() or None
 
 
-def check(case: Case, tensors: Tensors, outputs: dict[str, Array], *, undecided: float = numeric.UNDECIDED_SHARE) -> tuple[Result, ...]:
+def check(
+    case: Case,
+    tensors: Tensors,
+    outputs: dict[str, Array],
+    *,
+    undecided: float = numeric.UNDECIDED_SHARE,
+    arithmetic: Arithmetic | None = None,
+) -> tuple[Result, ...]:
     """Asserts that outputs, by name, are those of the case, and returns the reference's.
 
     Args:
@@ -250,7 +263,7 @@ def check(case: Case, tensors: Tensors, outputs: dict[str, Array], *, undecided:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
-        results = expected(case, tensors)
+        results = expected(case, tensors, arithmetic)
     names = [result.name for result in results]
     if sorted(outputs) != sorted(names):
         raise AssertionError(f"{case}: the outputs are {sorted(outputs)}, they should be {sorted(names)}")

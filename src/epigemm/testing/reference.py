@@ -117,8 +117,8 @@ def evaluate(product: Product, epilogue: Expression | str | None = None) -> tupl
 def accumulator(product: Product, index: int) -> Bounded:
     """alpha * sum_k A[m, k] B[k, n] + beta * C[m, n].
 
-    Its error is the classical bound for a sum of K products in any order, K * unit * sum |a| |b|, and 0 where every partial sum
-    is exactly representable (small integers), so that comparisons with zero can be decided.
+    Its error is that of a sum of K products in any order (`Arithmetic.sum_units`) relative to sum |a| |b|, and 0 where every partial
+    sum is exactly representable (small integers), so that comparisons with zero can be decided.
     """
     arithmetic = product.arithmetic
     scalar_dtype = arithmetic.accumulator
@@ -140,7 +140,7 @@ def accumulator(product: Product, index: int) -> Bounded:
             magnitude = magnitude + np.abs(beta * third)
             step = min(step, quantum(_parts(np.asarray(beta))) * quantum(_parts(third)))
         unit = max(arithmetic.unit, arithmetic.sum_unit or 0.0)
-        rough = (k + 4) * unit + arithmetic.product_unit + (2 * arithmetic.unit if product.scale_ab != 1.0 else 0.0)
+        rough = (arithmetic.sum_units(k) + 4) * unit + arithmetic.product_unit + (2 * arithmetic.unit if product.scale_ab != 1.0 else 0.0)
         factor = 4.0 if product.is_complex else 1.0
         bound = factor * (rough * magnitude + (k + 1) * arithmetic.form.smallest_normal * (magnitude != 0))
         digits = arithmetic.exact_digits if arithmetic.sum_unit is None else int(-math.log2(arithmetic.sum_unit))
