@@ -15,7 +15,7 @@ def main(shape: str, names: list[str]) -> None:
     bound = {}
     for name in names:
         kernel, _ = load(name.partition("@")[0])
-        bound[name] = kernel.bind(make_operands(kernel.signature, m, n, k, 1)[0], 16, "@n" not in name)
+        bound[name] = kernel.bind(make_operands(kernel.signature, m, n, k, 1)[0], 16, "n" if "@n" in name else "sb" if "@sb" in name else "s")
         bound[name].params.sums_n[3] = out.data_ptr()
     for mode in ("burst", "sustained"):
         for name, call in bound.items():

@@ -12,7 +12,7 @@ import isolate  # noqa: F401  (before epigemm)
 from epigemm.engines.hopper.configs import TILE_K, Config, Signature
 
 TORCH_TYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
-EVICT_NORMAL, EVICT_FIRST = 0x1000000000000000, 0x12F0000000000000  # words that createpolicy.fractional makes, fraction 1
+EVICT_NORMAL, EVICT_FIRST, EVICT_LAST = 0x1000000000000000, 0x12F0000000000000, 0x14F0000000000000  # words that createpolicy.fractional makes, fraction 1
 MAP_TYPES = {"f16": 6, "bf16": 9}  # CUtensorMapDataType
 SWIZZLES = {64: 2, 128: 3}  # bytes of a box's row -> CUtensorMapSwizzle
 L2_PROMOTION_256B = 3
@@ -132,13 +132,13 @@ class Kernel:
         self.shared = config.shared_bytes(signature)
         check(cuda.cuFuncSetAttribute(self.main, SHARED_SIZE_ATTRIBUTE, self.shared))
 
-    def bind(self, o: Operands, group: int = 8, streaming: bool = True) -> Bound:
+    def bind(self, o: Operands, group: int = 8, hints: str = "s") -> Bound:
         """A launch with its maps encoded and its partial sums allocated."""
-        return Bound(self, o, group, streaming)
+        return Bound(self, o, group, hints)
 
 
 class Bound:
-    def __init__(self, kernel: Kernel, o: Operands, group: int, streaming: bool) -> None:
+    def __init__(self, kernel: Kernel, o: Operands, group: int, hints: str) -> None:
         c, s = kernel.config, kernel.signature
         self.kernel, self.operands, self.params = kernel, o, aligned_params()
         p = self.params
@@ -146,8 +146,9 @@ class Bound:
         m, k = o.a.shape
         n = o.b[0].shape[0]
         p.m, p.n, p.k, p.group = m, n, k, max(1, group // c.cluster)
-        p.policy_a = p.policy_b = EVICT_NORMAL
-        p.policy_in = p.policy_out = EVICT_FIRST if streaming else EVICT_NORMAL
+        p.policy_a = EVICT_LAST if "a" in hints else EVICT_NORMAL
+        p.policy_b = EVICT_LAST if "b" in hints else EVICT_NORMAL
+        p.policy_in = p.policy_out = EVICT_FIRST if "s" in hints else EVICT_NORMAL
         p.tiles_m, p.tiles_n, p.steps = ceil_div(m, c.tile_m * c.cluster), ceil_div(n, out_n), ceil_div(k, TILE_K)
         encode(p.a, o.a if s.a_k_major else o.a.T, s.element, (64, c.tile_m) if s.a_k_major else (64, TILE_K))
         for i, b in enumerate(o.b):

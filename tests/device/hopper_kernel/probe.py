@@ -189,7 +189,7 @@ def best_product(a: Any, b: Any, d: Any) -> int:
     return int(min(race, key=lambda i: statistics.median(race[i])))
 
 
-def time_shape(m: int, n: int, k: int, names: list[str], rounds: int = 15, sets: int = 2, target_ms: float = 3.0) -> None:
+def time_shape(m: int, n: int, k: int, names: list[str], rounds: int = 9, sets: int = 2, target_ms: float = 10.0) -> None:
     """Each variant against the bare product of its own layout (of width 2n for two weights)."""
     import torch
     from cublaslt import Product
@@ -215,7 +215,7 @@ def time_shape(m: int, n: int, k: int, names: list[str], rounds: int = 15, sets:
                 o, _ = make_operands(s, m, n, 8, seed)
                 o.a, o.b = common.a, common.b
                 operands.append(o)
-            bound = [kernel.bind(o, int(group.strip("n") or 16), "n" not in group) for o in operands]
+            bound = [kernel.bind(o, int(group.rstrip("sabn") or 16), group.lstrip("0123456789") or "s") for o in operands]
             bound[0]()
             torch.cuda.synchronize()
             calls[full_name] = bound
