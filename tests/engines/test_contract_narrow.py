@@ -142,3 +142,11 @@ def test_simplification_does_not_change_what_is_stored(library: Any) -> None:
     epilog = lambda acc: eg.outputs(eg.cast(acc, "float16") * 1.0, s=eg.operand_sum("a") * 1.0, c=eg.cast(acc, "float32") / 1.0)
     d, extra = eg.matmul(a, b, epilog=epilog)
     assert [library.numpy(x).dtype.name for x in (d, extra["s"], extra["c"])] == ["bfloat16"] * 3
+
+
+def test_simplification_does_not_change_an_outputs_shape(library: Any) -> None:
+    """where(c, x, x) has c's extent too."""
+    a, b = library.of(np.ones((2, 3), "f4")), library.of(np.ones((3, 4), "f4"))
+    epilog = lambda acc, x: eg.outputs(acc, same=eg.where(acc > 1.0, x, x))
+    _, extra = eg.matmul(a, b, epilog=epilog, epilog_inputs={"x": library.of(np.array([[1.0], [2.0]], "f4"))})
+    assert library.numpy(extra["same"]).tolist() == [[1.0] * 4, [2.0] * 4]

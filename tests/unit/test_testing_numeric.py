@@ -75,6 +75,15 @@ def test_complex_parts_are_checked_each() -> None:
         numeric.assert_close(np.array([1 - 2j], np.complex64), Bounded.exact(np.array([1 + 2j])), "complex64", "x")
 
 
+def test_complex_infinities_must_stay_not_finite() -> None:
+    want = Bounded.exact(np.array([complex(np.inf, np.nan), 1 + 2j]))
+    numeric.assert_close(np.array([complex(np.nan, np.inf), 1 + 2j], np.complex64), want, "complex64", "x")
+    with pytest.raises(AssertionError, match=r"1 elements are finite that should not be; the first is at \(0,\)"):
+        numeric.assert_close(np.array([1 + 1j, 1 + 2j], np.complex64), want, "complex64", "x")
+    with pytest.raises(AssertionError, match=r"the first is at \(1,\)"):
+        numeric.assert_close(np.array([complex(np.nan, np.inf), np.nan], np.complex64), want, "complex64", "x")
+
+
 @pytest.mark.parametrize("order", ["row", "col"])
 def test_mask_bits_padding_and_doubt(order: str) -> None:
     bits = np.random.default_rng(0).integers(0, 2, (30, 30)).astype(bool)

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable
 from dataclasses import replace
 
-from epigemm.expression.nodes import Expression, Node, Output, constant, transform
+from epigemm.expression.nodes import Expression, Node, Output, constant, transform, walk
 from epigemm.expression.rules import VALUE, kind
 
 Rewrite = Callable[[Node], Node | None]
@@ -75,9 +75,14 @@ def selection(node: Node) -> Node | None:
     cond, x, y = node.args
     if isinstance(_value(cond), bool):
         return x if _value(cond) else y
-    if x is y:
+    if x is y and _is_matrix(x):
         return x
     return Node("where", cond.args[0], y, x) if cond.op == "logical_not" else None
+
+
+def _is_matrix(node: Node) -> bool:
+    """Whether a value varies along both axes whatever its inputs are: what is dropped beside it cannot have widened it."""
+    return any(x.op in ("acc", "uniform", "unbitmask") for x in walk([node]))
 
 
 def relu_idiom(node: Node) -> Node | None:

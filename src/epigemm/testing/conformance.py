@@ -257,6 +257,7 @@ def check(
 
     Args:
         undecided: the share of each output that the reference may leave undecided.
+        arithmetic: the engine's; None is `arithmetic_of(case)`.
 
     Raises:
         AssertionError: a name, dtype, shape, order or value is not what it should be.
