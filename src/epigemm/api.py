@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any
 
 from epigemm import arguments as args
-from epigemm import binding, config, errors, execution, mirrors, specification
+from epigemm import binding, config, direct, errors, execution, mirrors, specification
 from epigemm.arguments import Arguments, Form, Replacement, replaced
 from epigemm.execution import Prepared
 from epigemm.options import MatmulOptions, MatmulPlanPreferences, MatmulQuantizationScales, as_options, frozen_key, options_key
@@ -82,29 +82,60 @@ def matmul(
         array([[0., 0., 0., 0.],
                [4., 4., 4., 4.]], dtype=float32)
     """
+    direct_key: Any = direct.MISS
+    plain = c is None and alpha is None and beta is None and qualifiers is None and quantization_scales is None and options is None
+    if plain and preferences is None and algorithm is None and stream is None:
+        direct_key = _direct_key(a, b, epilog, epilog_inputs, out, engine)
+    if direct_key is not direct.MISS and direct_key in _direct_calls:
+        result = _direct_calls[direct_key](a, b, epilog_inputs or {}, out)
+        if result is not direct.MISS:
+            return result
     arguments = _arguments(a, b, c, out, alpha, beta, quantization_scales, epilog_inputs)
     placed = _placed(arguments, options)
     chosen = None if algorithm is None else _algorithm(algorithm).candidate
 
     def make() -> Prepared:
         wanted = as_options(MatmulPlanPreferences, preferences, _PREFERENCES)
-        name = engine if chosen is None else chosen.engine
         return execution.prepare(
             arguments, epilog, as_options(MatmulOptions, options, _OPTIONS), replace(wanted, limit=1), qualifiers, name
         )
 
-    key = (
-        placed.signature,
-        binding.key(epilog, len(arguments.b)),
+    name = engine if chosen is None else chosen.engine
+    key = (placed.signature, binding.key(epilog, len(placed.b)), *_options_key(options, preferences, qualifiers, placed), name)
+    prepared = _plans.get(key, make)
+    if direct_key is not direct.MISS:
+        _keep_direct(direct_key, direct.call(prepared, prepared.plan.candidates[0]))
+    result = prepared.execute(specification.matrices(placed), chosen or prepared.plan.candidates[0], stream=stream_handle(stream))
+    return result if placed is arguments else mirrors.to_host(result, arguments, inplace=prepared.inplace)
+
+
+_direct_calls: dict[Any, direct.Call] = {}
+
+
+def _direct_key(a: Any, b: Any, epilog: Any, inputs: Mapping[str, Any] | None, out: Any, engine: str) -> Any:
+    """The key of a call that may take the direct path; MISS for any other."""
+    read = direct.reader(type(a))
+    if read is None:
+        return direct.MISS
+    form = direct.key(read, a, b, inputs, out)
+    return form if form is direct.MISS else (form, binding.key(epilog, 1), engine)
+
+
+def _keep_direct(key: Any, found: direct.Call | None) -> None:
+    if found is not None:
+        if len(_direct_calls) >= _plans.capacity:
+            _direct_calls.clear()
+        _direct_calls[key] = found
+
+
+def _options_key(options: Any, preferences: Any, qualifiers: Any, arguments: Arguments) -> tuple[Any, ...]:
+    """What of the options, preferences, qualifiers and scales decides a plan."""
+    return (
         options_key(MatmulOptions, options, _OPTIONS),
         options_key(MatmulPlanPreferences, preferences, _PREFERENCES),
         None if qualifiers is None else _qualifiers_key(qualifiers),
         frozen_key(arguments.scales),
-        engine if chosen is None else chosen.engine,
     )
-    prepared = _plans.get(key, make)
-    result = prepared.execute(specification.matrices(placed), chosen or prepared.plan.candidates[0], stream=stream_handle(stream))
-    return result if placed is arguments else mirrors.to_host(result, arguments, inplace=prepared.inplace)
 
 
 def _qualifiers_key(qualifiers: Any) -> Any:
@@ -194,6 +225,7 @@ class Matmul:
         self._preferences = MatmulPlanPreferences()
         self._prepared: Prepared | None = None
         self._variants: dict[Any, Prepared] = {}
+        self._direct: Callable[[Any], Any] | None = None
         self._signature: Any = None
         self._algorithms: tuple[Algorithm, ...] | None = None
         self._input_names: tuple[str, ...] = ()
@@ -231,6 +263,7 @@ class Matmul:
             errors.PlanningError: no algorithm was found, or `limit` is 0.
         """
         arguments = self._live("Planning")
+        self._direct = None
         if options is not None:
             self._options = as_options(MatmulOptions, options, _OPTIONS)
         self._preferences = as_options(MatmulPlanPreferences, preferences, _PREFERENCES)
@@ -288,7 +321,7 @@ class Matmul:
             run()
         medians = medians_us(runs, iterations, prepared.plan.problem.device, stream_handle(stream))
         ranked = sorted(zip(medians, range(len(algorithms)), strict=True))[:prune]
-        self._algorithms = tuple(algorithms[i] for _, i in ranked)
+        self._algorithms, self._direct = tuple(algorithms[i] for _, i in ranked), None
         reason = (
             f"{self._algorithms[0].candidate} took {ranked[0][0]:.0f} us, the least of {len(medians)} in autotune(iterations={iterations})"
         )
@@ -319,6 +352,10 @@ class Matmul:
             errors.StateError: before `plan`, or after `release_operands`.
             errors.AlgorithmError: the algorithm is none of the plan's.
         """
+        if self._direct is not None and algorithm is None and stream is None:
+            result = self._direct(out)
+            if result is not direct.MISS:
+                return result
         arguments, prepared = self._live(), self._planned("Execution")
         algorithms = self._algorithms or ()
         if algorithm is not None and not any(algorithm is known for known in algorithms):
@@ -331,6 +368,8 @@ class Matmul:
         result = prepared.execute(specification.matrices(placed), candidate, stream=stream_handle(stream))
         result = result if placed is arguments else mirrors.to_host(result, arguments, inplace=prepared.inplace)
         self._log.info("= EXECUTION PHASE = %s", candidate)
+        if out is None and candidate is algorithms[0].candidate and not self._log.isEnabledFor(logging.INFO):
+            self._direct = direct.bound(prepared, candidate, arguments, result)
         return result
 
     def _variant(self, arguments: Arguments) -> Prepared:
@@ -381,6 +420,7 @@ class Matmul:
     def _reset(self, new: Replacement, checked: bool) -> None:
         if self._freed:
             raise errors.freed()
+        self._direct = None
         self._arguments = replaced(self._arguments, self._form, new, self._input_names, checked=checked)
         if self._prepared is not None and self._arguments.signature != self._signature:
             self._signature = self._arguments.signature
@@ -390,12 +430,12 @@ class Matmul:
         """Drops every reference to the user's tensors and keeps the plan; `reset_operands` with all of them makes it usable again."""
         if self._freed:
             raise errors.freed()
-        self._arguments = None
+        self._arguments = self._direct = None
 
     def free(self) -> None:
         """Drops the operands and the plan. The object cannot be used afterwards; freeing it again is nothing."""
         self._freed = True
-        self._arguments = self._prepared = self._algorithms = None
+        self._arguments = self._prepared = self._algorithms = self._direct = None
         self._variants.clear()
 
     def __enter__(self) -> Matmul:

@@ -51,7 +51,7 @@ class Epilog:
 
 def key(epilog: Any, accumulators: int) -> Hashable:
     """What of `epilog=` enters the plan cache's key: a predefined one by value, a function by the expression that it is traced to."""
-    if epilog is None or isinstance(epilog, (MatmulEpilog, str)):
+    if epilog is None or isinstance(epilog, (MatmulEpilog, str, Expression)):
         return epilog
     if callable(epilog):
         return as_epilogue(epilog).expression(accumulators)
@@ -62,7 +62,7 @@ def resolve(epilog: Any, accumulators: int, preferences: MatmulEpilogPreferences
     """The expression and the conventions that `epilog=` stands for.
 
     Args:
-        epilog: None, a MatmulEpilog, its name in any case ("relu_bias"), or an epilogue function.
+        epilog: None, a MatmulEpilog, its name in any case ("relu_bias"), an epilogue function, or an expression (a derived one).
         accumulators: how many products feed it.
         preferences: dtype and amax of `gelu_aux`.
 
@@ -73,6 +73,8 @@ def resolve(epilog: Any, accumulators: int, preferences: MatmulEpilogPreferences
     """
     if epilog is None:
         return Epilog(as_epilogue(_identity).expression(accumulators), NUMPY)
+    if isinstance(epilog, Expression):
+        return Epilog(epilog, NUMPY)
     if isinstance(epilog, str):
         member = MatmulEpilog.__members__.get(epilog.upper())
         if member is None:
@@ -221,13 +223,22 @@ def presented(epilog: Epilog, output: Output, problem: Problem, tensor: Tensor) 
     """
     if output.name in (RESULT_AMAX, AUX_AMAX):
         return _overall(tensor)
-    if epilog.member is None or output.extent in (MATRIX, BITS):
-        return tensor.array
+    form = presented_form(epilog, output, problem, tensor.shape, tensor.strides)
+    return tensor.array if form == (tensor.shape, tensor.strides) else tensor.view(*form).array
+
+
+Form = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def presented_form(epilog: Epilog, output: Output, problem: Problem, shape: tuple[int, ...], strides: tuple[int, ...]) -> Form:
+    """The shape and strides under which the user gets an extra output that was computed with these."""
+    if epilog.member is None or output.extent in (MATRIX, BITS) or output.name in (RESULT_AMAX, AUX_AMAX):
+        return shape, strides
     length = problem.m if output.extent == COLUMN else problem.n
-    along = tensor.strides[-2] if output.extent == COLUMN else tensor.strides[-1]
+    along = strides[-2] if output.extent == COLUMN else strides[-1]
     if not problem.batch:
-        return tensor.view((length,), (along,)).array
-    return tensor.view((*problem.batch, length, 1), (*tensor.strides[:-2], along, length)).array
+        return (length,), (along,)
+    return (*problem.batch, length, 1), (*strides[:-2], along, length)
 
 
 def _overall(tensor: Tensor) -> Any:

@@ -52,7 +52,9 @@ class Tensor:
 
     @property
     def alignment_bytes(self) -> int:
-        return layouts.alignment_bytes(self.pointer, self.shape, self.strides, self.dtype.bytes)
+        """Of every line; on a GPU at most 16, the widest access there is, so that plans fit all tensors that can be read so."""
+        found = layouts.alignment_bytes(self.pointer, self.shape, self.strides, self.dtype.bytes)
+        return found if self.device == CPU else min(found, 16)
 
     def operand(self) -> Operand:
         """The value that stands for it in a Problem; it must have at least two dimensions."""
@@ -175,7 +177,8 @@ def _torch_dtypes() -> dict[Any, DType]:
 
 
 @cache
-def _torch_dtype(name: str) -> Any:
+def torch_dtype(name: str) -> Any:
+    """PyTorch's dtype of this name; torch is loaded."""
     return getattr(sys.modules["torch"], name)
 
 
@@ -194,7 +197,7 @@ def _wrap_torch(array: Any, name: str) -> Tensor:
 
 def _empty_torch(shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, device: str) -> Any:
     torch = sys.modules["torch"]
-    return torch.empty_strided(shape, strides, dtype=_torch_dtype(dtype.name), device=device)
+    return torch.empty_strided(shape, strides, dtype=torch_dtype(dtype.name), device=device)
 
 
 # torch's numpy() knows neither bfloat16 nor fp8: they pass as integers of their size.
@@ -209,7 +212,7 @@ def _numpy_of_torch(array: Any) -> np.ndarray[Any, Any]:
     carrier = _TORCH_CARRIER.get(row.name)
     if carrier is None:
         return array.numpy()  # type: ignore[no-any-return]
-    return array.view(_torch_dtype(carrier)).numpy().view(row.numpy)  # type: ignore[no-any-return]
+    return array.view(torch_dtype(carrier)).numpy().view(row.numpy)  # type: ignore[no-any-return]
 
 
 def _torch_of_numpy(array: np.ndarray[Any, Any]) -> Any:
@@ -219,7 +222,7 @@ def _torch_of_numpy(array: np.ndarray[Any, Any]) -> Any:
     carrier = _TORCH_CARRIER.get(row.name)
     if carrier is None:
         return torch.from_numpy(array)
-    return torch.from_numpy(array.view(carrier)).view(_torch_dtype(row.name))
+    return torch.from_numpy(array.view(carrier)).view(torch_dtype(row.name))
 
 
 def _torch_on_device(array: np.ndarray[Any, Any], device: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,12 +45,29 @@ class Call:
     stream: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class DirectLaunch:
+    """A run that is one launch with alpha = 1 and beta = 0.
+
+    Args:
+        run: (*addresses, stream) -> None.
+        names: whose addresses, in order: "a", "b", "d", an input or an output; "" is the address 0.
+    """
+
+    run: Callable[..., None]
+    names: tuple[str, ...]
+
+
 class AbstractExecutable(ABC):
     """A prepared candidate: everything that does not change between calls is done."""
 
     @abstractmethod
     def run(self, call: Call) -> None:
         """Compute into `call.d` and `call.outputs`."""
+
+    def direct(self) -> DirectLaunch | None:
+        """The launch that the direct path calls; None, as here, where a run is more than one launch or needs more than addresses."""
+        return None
 
 
 class AbstractEngine(ABC):

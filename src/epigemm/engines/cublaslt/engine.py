@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from epigemm import errors
-from epigemm.engines.base import AbstractEngine, AbstractExecutable, Call, Refusal
+from epigemm.engines.base import AbstractEngine, AbstractExecutable, Call, DirectLaunch, Refusal
 from epigemm.engines.cublaslt import algorithms, library
 from epigemm.engines.cublaslt.algorithms import AlgorithmCapabilities
 from epigemm.engines.cublaslt.descriptors import ATTRIBUTES, Auxiliary, Descriptor, Unsuitable, Vector, without_product
@@ -148,6 +148,10 @@ class CublasLtExecutable(AbstractExecutable):
             executable._run(call, zeros, zeros)
         finally:
             self._core.free(self._device, zeros, call.stream)
+
+    def direct(self) -> DirectLaunch | None:
+        """The core's launch, with alpha = 1 and beta = 0; None with FP8 scales."""
+        return None if self.scales else DirectLaunch(self.launch, ("a", "b", "", "d", self.bias, self.aux))
 
     def scalars(self, alpha: complex | float, beta: complex | float) -> Any:
         """alpha and beta as `launch` takes them; the last pair is kept."""
