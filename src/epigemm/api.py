@@ -96,9 +96,7 @@ def matmul(
 
     def make() -> Prepared:
         wanted = as_options(MatmulPlanPreferences, preferences, _PREFERENCES)
-        return execution.prepare(
-            arguments, epilog, as_options(MatmulOptions, options, _OPTIONS), replace(wanted, limit=1), qualifiers, name
-        )
+        return execution.prepare(placed, epilog, as_options(MatmulOptions, options, _OPTIONS), replace(wanted, limit=1), qualifiers, name)
 
     name = engine if chosen is None else chosen.engine
     key = (placed.signature, binding.key(epilog, len(placed.b)), *_options_key(options, preferences, qualifiers, placed), name)
