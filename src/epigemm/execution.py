@@ -62,10 +62,14 @@ class Prepared:
         problem = self.plan.problem
         target = None if scratch else (arguments.c if self.inplace else arguments.out)
         if target is not None:
-            _check_overlap(target, arguments, "C" if self.inplace else "out")
+            name = "C" if self.inplace else "out"
+            tensors.check_writable(target, name)
+            _check_overlap(target, arguments, name)
         d = target or tensors.empty(arguments.a, problem.d)
         extras = [(o, tensors.empty(arguments.a, operand)) for o, operand in self.extras]
         self.executable(candidate).run(self._call(arguments, d, extras, stream))
+        if target is not None:
+            tensors.mark_written(target)
         result = self._squeezed(d) if target is None else d.array
         if not extras:
             return result
@@ -160,8 +164,9 @@ def product(arguments: Arguments, options: MatmulOptions, qualifiers: Any = None
     """
     if cast and options.result_type is None and arguments.c is None and arguments.out is None:
         options = replace(options, result_type=dtypes.of(cast).cuda_type)
-    lazy = (arguments.a.conjugate, arguments.b[0].conjugate)
-    conjugate = conjugate_flags(qualifiers, lazy=lazy, is_complex=arguments.a.dtype.is_complex)
+    a, is_complex = arguments.a, arguments.a.dtype.is_complex
+    flags = [conjugate_flags(qualifiers, lazy=(a.conjugate, b.conjugate), is_complex=is_complex) for b in arguments.b]
+    conjugate = (flags[0][0], *(flag for _, flag in flags))
     found = specification.specify(specification.matrices(arguments), options, conjugate, arguments)
     specification.narrow_scales(found, arguments.scales, d_scaled=cast is None)
     scalars(found, arguments)

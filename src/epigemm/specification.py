@@ -55,13 +55,13 @@ def matrices(arguments: Arguments) -> Arguments:
     return replace(arguments, a=a, b=b)
 
 
-def specify(arguments: Arguments, options: MatmulOptions, conjugate: tuple[bool, bool], original: Arguments) -> Product:
+def specify(arguments: Arguments, options: MatmulOptions, conjugate: tuple[bool, ...], original: Arguments) -> Product:
     """The product that matrix arguments and options describe.
 
     Args:
         arguments: from `matrices`.
         options: checked.
-        conjugate: whether A and B are conjugated, lazy bits included.
+        conjugate: whether A and each B are conjugated, lazy bits included.
         original: the arguments before `matrices`: their ranks decide what is squeezed.
 
     Raises:
@@ -83,7 +83,7 @@ def specify(arguments: Arguments, options: MatmulOptions, conjugate: tuple[bool,
         n=n,
         k=k,
         a=replace(a.operand(), conjugate=conjugate[0]),
-        b=tuple(replace(b.operand(), conjugate=conjugate[1]) for b in bs),
+        b=tuple(replace(b.operand(), conjugate=flag) for b, flag in zip(bs, conjugate[1:], strict=True)),
         c=None if c is None else c.operand(),
         d=d,
         device=a.device,

@@ -33,6 +33,7 @@ class Tensor:
         strides: in elements.
         pointer: address of the first element.
         conjugate: torch's lazy conjugate bit.
+        copied: whether `array` is a copy of the user's, which could not be read in place: nothing may be written into it.
     """
 
     array: Any
@@ -43,6 +44,7 @@ class Tensor:
     strides: tuple[int, ...]
     pointer: int
     conjugate: bool = False
+    copied: bool = False
 
     @property
     def signature(self) -> tuple[object, ...]:
@@ -146,10 +148,11 @@ def _wrap_numpy(array: np.ndarray[Any, Any], name: str) -> Tensor:
     if row is None:
         raise errors.unsupported_dtype(name, str(array.dtype))
     size = row.bytes
-    if any(s % size for s in array.strides):
+    copied = any(s % size for s in array.strides)
+    if copied:
         array = array.copy()  # a field of a structured array: its strides are no multiple of its size
     strides = tuple(s // size for s in array.strides)
-    return Tensor(array, "numpy", CPU, row, array.shape, strides, array.__array_interface__["data"][0])
+    return Tensor(array, "numpy", CPU, row, array.shape, strides, array.__array_interface__["data"][0], False, copied)
 
 
 def _empty_numpy(shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, device: str) -> np.ndarray[Any, Any]:
@@ -189,10 +192,10 @@ def _wrap_torch(array: Any, name: str) -> Tensor:
     torch = sys.modules["torch"]
     if array.layout is not torch.strided or array.device.type not in (CPU, "cuda"):
         raise errors.unsupported_package(f"torch ({array.layout} on {array.device})", name)
-    conjugate = array.is_conj()
-    if array.is_neg():
+    conjugate, negative = array.is_conj(), array.is_neg()
+    if negative:
         array = array.resolve_neg()
-    return Tensor(array, "torch", str(array.device), row, tuple(array.shape), array.stride(), array.data_ptr(), conjugate)
+    return Tensor(array, "torch", str(array.device), row, tuple(array.shape), array.stride(), array.data_ptr(), conjugate, negative)
 
 
 def _empty_torch(shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, device: str) -> Any:
@@ -245,10 +248,11 @@ def _stream_torch(device: str) -> int:
 
 def _wrap_cupy(array: Any, name: str) -> Tensor:
     row = _row(array.dtype.name, array.dtype, name)
-    if any(s % row.bytes for s in array.strides):
+    copied = any(s % row.bytes for s in array.strides)
+    if copied:
         array = array.copy()
     strides = tuple(s // row.bytes for s in array.strides)
-    return Tensor(array, "cupy", f"cuda:{array.device.id}", row, array.shape, strides, array.data.ptr)
+    return Tensor(array, "cupy", f"cuda:{array.device.id}", row, array.shape, strides, array.data.ptr, False, copied)
 
 
 def _empty_cupy(shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, device: str) -> Any:
@@ -327,6 +331,28 @@ def empty(like: Tensor, operand: Operand) -> Tensor:
     """A new, uninitialised tensor of `operand`'s shape, strides and dtype in the library and on the device of `like`."""
     array = LIBRARIES[like.library].empty(operand.shape, operand.strides, operand.dtype, like.device)
     return wrap(array, "result")
+
+
+def check_writable(tensor: Tensor, name: str) -> None:
+    """Raise unless what is written into `tensor` arrives in the user's object as it is.
+
+    Raises:
+        errors.LayoutError: it is read-only, lazily conjugated, was read through a copy, or is recorded by autograd.
+    """
+    if tensor.copied:
+        raise errors.not_writable(name, "cannot be written in place (lazily negated, or its strides are no multiple of its element size)")
+    if tensor.conjugate:
+        raise errors.not_writable(name, "is lazily conjugated")
+    if tensor.library == "numpy" and not tensor.array.flags.writeable:
+        raise errors.not_writable(name, "is read-only")
+    if tensor.library == "torch" and tensor.array.requires_grad and sys.modules["torch"].is_grad_enabled():
+        raise errors.not_writable(name, "requires grad, and autograd does not record what is written")
+
+
+def mark_written(tensor: Tensor) -> None:
+    """Tells autograd that a tensor has changed, so that a backward which needs its old values refuses."""
+    if tensor.library == "torch" and not tensor.array.is_inference():
+        sys.modules["torch"].autograd.graph.increment_version(tensor.array)
 
 
 def shares_memory(x: Tensor, y: Tensor) -> bool:

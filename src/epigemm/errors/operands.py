@@ -126,6 +126,11 @@ def out_overlaps(name: str, output: str = "out") -> OverlapError:
     return OverlapError(say(what, hint))
 
 
+def not_writable(name: str, why: str) -> LayoutError:
+    what = f"`{name}` is to be written, and it {why}."
+    return LayoutError(say(what, "Pass a tensor of its own memory, or leave it away and copy the result."))
+
+
 def self_overlap(name: str, shape: Sequence[int], strides: Sequence[int]) -> OverlapError:
     what = f"Elements of `{name}` share memory: its shape is {tuple(shape)} and its strides are {tuple(strides)}."
     return OverlapError(say(what, "A tensor that is written needs an address for each element; it must not be expanded or broadcast."))
