@@ -188,3 +188,21 @@ def test_a_second_call_sees_the_new_data_of_the_same_shapes(library: Any) -> Non
         inputs = {"bias": library.of(bias)}
         d = eg.matmul(library.of(a), library.of(b), library.of(c), beta=beta, epilog=lambda acc, bias: acc + bias, epilog_inputs=inputs)
         numeric.assert_close(library.numpy(d), Bounded.exact(a @ b + beta * c + bias), "float32", "d")
+
+
+@pytest.mark.parametrize("step", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("function", ["neg", "sigmoid", "silu", "tanh", "exp"])
+def test_a_strided_out_column_is_written_whole(function: str, dtype: str, step: int) -> None:
+    """NumPy 2.4.6's negative skips elements of such a column, for 16-byte strides of float32 and 64-byte ones of float64."""
+    epilog = {
+        "neg": lambda acc: -acc,
+        "sigmoid": lambda acc: eg.sigmoid(acc),
+        "silu": lambda acc: eg.silu(acc),
+        "tanh": lambda acc: eg.tanh(acc),
+        "exp": lambda acc: eg.exp(acc),
+    }[function]
+    a, b = (x.astype(dtype) / 4 for x in pair(np.random.default_rng(0), 30, 1, 5))
+    out = np.full((30, step), np.nan, dtype)[:, :1]
+    eg.matmul(a, b, epilog=epilog, out=out)
+    np.testing.assert_allclose(out, eg.matmul(a, b, epilog=epilog), rtol=1e-6)

@@ -61,7 +61,7 @@ _ROWS = (
     Op("sub", 2, (), "any", "value", by.sub, np.subtract, "({0} - {1})", "({0} - {1})"),
     Op("mul", 2, (), "any", "value", by.mul, np.multiply, "({0} * {1})", "({0} * {1})"),
     Op("div", 2, (), "any", "value", by.div, np.divide, "({0} / {1})", "({0} / {1})"),
-    Op("neg", 1, (), "any", "value", by.neg, np.negative, "(-{0})", "(-{0})"),
+    Op("neg", 1, (), "any", "value", by.neg, numeric.negative, "(-{0})", "(-{0})"),
     Op("square", 1, (), "real", "value", by.square, np.square, "({0} * {0})", "epi_square({0})"),
     Op("power", 1, ("exponent",), "real", "value", by.power, numeric.power, "epi_power({0}, {exponent})", "epi_power({0}, {exponent})"),
     Op("abs", 1, (), "real", "value", by.abs_, np.abs, "tl.abs({0})", "epi_abs({0})"),
