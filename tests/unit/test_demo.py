@@ -12,7 +12,7 @@ pytest.importorskip("rich")
 
 from rich.console import Console
 
-from epigemm import errors
+from epigemm import errors, matmul
 from epigemm.demo import digits, network, plot, show, training
 from epigemm.demo.network import FUSED, PLAIN, SIZES
 
@@ -48,7 +48,7 @@ def gradients(data, samples=48):
 
 def test_fused_and_plain_gradients_agree(data):
     arguments = gradients(data)
-    (fused_loss, fused), (plain_loss, plain) = (network.WAYS[way](*arguments) for way in (FUSED, PLAIN))
+    (fused_loss, fused), (plain_loss, plain) = (network.way(way)(*arguments) for way in (FUSED, PLAIN))
     assert fused_loss == pytest.approx(plain_loss, rel=1e-6)
     for mine, other in zip(fused.all(), plain.all(), strict=True):
         assert mine.shape == other.shape
@@ -61,7 +61,7 @@ def test_fused_and_plain_gradients_agree(data):
 def test_gradients_are_those_of_the_loss(data, way):
     """Against central differences in float64, along a random direction of each parameter."""
     parameters, images, labels = gradients(data)
-    _, found = network.WAYS[way](parameters, images, labels)
+    _, found = network.way(way)(parameters, images, labels)
     random = np.random.default_rng(2)
     wide = [x.astype(np.float64) for x in parameters.all()]
     step = 1e-6
@@ -108,9 +108,27 @@ def test_training_is_deterministic(data):
 
 
 def test_it_says_where_it_ran_and_shows_the_plan(compared):
-    assert compared.engine.startswith("CPU engine")
+    options, sentence = training.place()
+    assert compared.place == sentence
+    assert sentence.startswith("On the CPU, where NumPy arrays lie. On no GPU: " if options is None else "On the GPU: ")
     assert "relu_aux = bitmask(" in compared.explain
-    assert "engines     cpu: " in compared.explain
+    assert ("engines     cpu: " in compared.explain) is (options is None)
+
+
+def test_where_a_gpu_takes_the_products_it_is_used(monkeypatch):
+    """`matmul` stands in for a machine with a GPU: that every product is asked to go there is what is tested."""
+    asked = []
+
+    def on_gpu(a, b, *, options, **rest):
+        asked.append(options)
+        return matmul(a, b, **rest)
+
+    monkeypatch.setattr(training, "matmul", on_gpu)
+    monkeypatch.setattr(network, "matmul", on_gpu)
+    options, sentence = training.place()
+    assert sentence.startswith("On the GPU: ")
+    network.way(FUSED, options)(network.initial(0), np.ones((4, 64), np.float32), np.arange(4))
+    assert asked == [{"device_id": 0}] * 9  # the probe and eight products
 
 
 @pytest.mark.parametrize("width", [60, 80, 160])

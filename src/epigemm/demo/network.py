@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,10 @@ from epigemm.enums import MatmulEpilog
 SIZES = (64, 256, 128, 10)
 FUSED, PLAIN = "fused", "step by step"
 
+WAYS = (FUSED, PLAIN)
+
 Array = NDArray[Any]
+Options = dict[str, Any] | None
 
 
 @dataclass(slots=True)
@@ -58,25 +62,33 @@ def cross_entropy(scores: Array, labels: Array) -> tuple[float, Array]:
     return loss, gradient
 
 
-def fused_gradients(parameters: Parameters, images: Array, labels: Array) -> tuple[float, Parameters]:
-    """Forward and backward in eight products; no bias, activation, mask or bias gradient is a step of its own."""
+def fused_gradients(parameters: Parameters, images: Array, labels: Array, options: Options = None) -> tuple[float, Parameters]:
+    """Forward and backward in eight products; no bias, activation, mask or bias gradient is a step of its own.
+
+    Args:
+        parameters, images, labels: as in `Gradients`.
+        options: of every product.
+    """
+
+    def product(a: Array, b: Array, epilog: MatmulEpilog | None = None, **inputs: Array) -> Any:
+        return matmul(a, b, epilog=epilog, epilog_inputs=inputs, options=options)
+
     weights, biases = parameters.weights, parameters.biases
     values, masks = [images.T], []  # [features, samples]
     for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
-        hidden, aux = matmul(weight, values[-1], epilog=MatmulEpilog.RELU_AUX_BIAS, epilog_inputs={"bias": bias})
+        hidden, aux = product(weight, values[-1], MatmulEpilog.RELU_AUX_BIAS, bias=bias)
         values.append(hidden)
         masks.append(aux["relu_aux"])
-    scores = matmul(weights[-1], values[-1], epilog=MatmulEpilog.BIAS, epilog_inputs={"bias": biases[-1]})
+    scores = product(weights[-1], values[-1], MatmulEpilog.BIAS, bias=biases[-1])
     loss, d_scores = cross_entropy(scores.T, labels)
 
     # x g^T = (g x^T)^T: the weight's gradient comes out column-major, so its transpose lies as the weight does.
-    d_weight, aux = matmul(values[-1], d_scores, epilog=MatmulEpilog.BGRADB)
+    d_weight, aux = product(values[-1], d_scores, MatmulEpilog.BGRADB)
     d_weights, d_biases, gradient = [d_weight.T], [aux["bgradb"]], d_scores.T
     for layer in reversed(range(len(masks))):
-        back = {"relu_aux": masks[layer]}
-        gradient, aux = matmul(weights[layer + 1].T, gradient, epilog=MatmulEpilog.DRELU_BGRAD, epilog_inputs=back)
+        gradient, aux = product(weights[layer + 1].T, gradient, MatmulEpilog.DRELU_BGRAD, relu_aux=masks[layer])
         d_biases.insert(0, aux["drelu_bgrad"])
-        d_weights.insert(0, matmul(values[layer], gradient.T).T)
+        d_weights.insert(0, product(values[layer], gradient.T).T)
     return loss, Parameters(d_weights, d_biases)
 
 
@@ -98,7 +110,9 @@ def plain_gradients(parameters: Parameters, images: Array, labels: Array) -> tup
     return loss, Parameters(d_weights, d_biases)
 
 
-WAYS: dict[str, Gradients] = {FUSED: fused_gradients, PLAIN: plain_gradients}
+def way(name: str, options: Options = None) -> Gradients:
+    """How gradients are computed, by its name; the options are those of fused products."""
+    return partial(fused_gradients, options=options) if name == FUSED else plain_gradients
 
 
 def predict(parameters: Parameters, images: Array) -> Array:

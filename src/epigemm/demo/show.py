@@ -35,7 +35,7 @@ def result(console: Console, comparison: Comparison, digits: Digits) -> None:
     console.print(samples(digits, fused.predictions, console.width))
     console.print(table(fused, plain, comparison.epochs))
     console.print(f"{agreement(fused, plain)}\n{verdict(comparison)}\n")
-    console.print(f"[bold]Where it ran[/]  {escape(comparison.engine)}\n[bold]The plan of the first layer[/]")
+    console.print(f"[bold]Where it ran[/]  {escape(comparison.place)}\n[bold]The plan of the first layer[/]")
     console.print("\n".join(f"  {line}" for line in comparison.explain.splitlines()), markup=False, soft_wrap=True)
 
 
@@ -107,7 +107,7 @@ def as_json(comparison: Comparison, digits: Digits) -> dict[str, Any]:
         "batch": BATCH,
         "training_images": len(digits.labels),
         "held_out_images": len(digits.held_out_labels),
-        "engine": comparison.engine,
+        "place": comparison.place,
         "networks": {
             way: {
                 "accuracy": o.accuracy,

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from epigemm import engines, errors
+from epigemm import errors
 from epigemm.api import Matmul, matmul
 from epigemm.demo.digits import Array, Digits
-from epigemm.demo.network import FUSED, SIZES, WAYS, Parameters, initial, predict
+from epigemm.demo.network import FUSED, SIZES, WAYS, Gradients, Options, Parameters, initial, predict, way
 from epigemm.enums import MatmulEpilog
 from epigemm.tuning.measure import interleaved_us
 
@@ -30,7 +30,8 @@ class Training:
     """One network while it is trained by stochastic gradient descent with momentum.
 
     Args:
-        way: a row of `network.WAYS`.
+        way: one of `network.WAYS`.
+        gradients: the loss and its gradients, computed in this way.
         parameters: trained in place.
         velocity: the momentum.
         losses: the mean loss of each epoch so far.
@@ -38,16 +39,17 @@ class Training:
     """
 
     way: str
+    gradients: Gradients
     parameters: Parameters
     velocity: list[Array]
     losses: list[float] = field(default_factory=list)
     step_us: list[float] = field(default_factory=list)
 
     @staticmethod
-    def start(way: str, seed: int) -> Training:
-        """The untrained network."""
+    def start(name: str, seed: int, options: Options = None) -> Training:
+        """The untrained network; the options are those of fused products."""
         parameters = initial(seed)
-        return Training(way, parameters, [np.zeros_like(x) for x in parameters.all()])
+        return Training(name, way(name, options), parameters, [np.zeros_like(x) for x in parameters.all()])
 
     def epoch(self, digits: Digits, order: Array) -> None:
         """One pass over the images in this order; what does not fill a minibatch waits for the next epoch's order."""
@@ -62,16 +64,12 @@ class Training:
 
     def step(self, images: Array, labels: Array) -> float:
         """The loss on a minibatch, before it is learnt from."""
-        loss, gradients = self.gradients(images, labels)
+        loss, gradients = self.gradients(self.parameters, images, labels)
         for parameter, gradient, velocity in zip(self.parameters.all(), gradients.all(), self.velocity, strict=True):
             velocity *= np.float32(MOMENTUM)
             velocity += gradient
             parameter -= np.float32(RATE) * velocity
         return loss
-
-    def gradients(self, images: Array, labels: Array) -> tuple[float, Parameters]:
-        """The loss and its gradients, computed in this network's way."""
-        return WAYS[self.way](self.parameters, images, labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +118,7 @@ class Comparison:
 
     Args:
         epochs, seed: as asked for.
-        engine: the sentence that says where the products ran and why.
+        place: the sentence that says where the products ran and why.
         outcomes: by way of computing.
         explain: the plan of the first hidden layer, as text.
         wide: the same epilogue on a wide layer.
@@ -128,7 +126,7 @@ class Comparison:
 
     epochs: int
     seed: int
-    engine: str
+    place: str
     outcomes: dict[str, Outcome]
     explain: str
     wide: Wide
@@ -143,24 +141,24 @@ def compare(digits: Digits, epochs: int, seed: int, on_epoch: Callable[[int, dic
         seed: of the initial weights and of the minibatches.
         on_epoch: called after each epoch with the number of epochs done and the losses of both.
     """
-    trainings = {way: Training.start(way, seed) for way in WAYS}
-    for training in trainings.values():
-        warm_up(training.way, digits, seed)
+    options, sentence = place()
+    trainings = {name: Training.start(name, seed, options) for name in WAYS}
+    for name in WAYS:
+        warm_up(Training.start(name, seed, options), digits)
     random = np.random.default_rng(seed)
     for done in range(1, epochs + 1):
         order = random.permutation(len(digits.labels))
         for training in trainings.values():
             training.epoch(digits, order)
-        on_epoch(done, {way: training.losses[-1] for way, training in trainings.items()})
-    runs = [lambda t=t: t.gradients(digits.images, digits.labels) for t in trainings.values()]  # type: ignore[misc]
+        on_epoch(done, {name: training.losses[-1] for name, training in trainings.items()})
+    runs = [lambda t=t: t.gradients(t.parameters, digits.images, digits.labels) for t in trainings.values()]  # type: ignore[misc]
     whole_us = interleaved_us(runs, WHOLE_ROUNDS)
     outcomes = {t.way: outcome(t, digits, us) for t, us in zip(trainings.values(), whole_us, strict=True)}
-    return Comparison(epochs, seed, where(), outcomes, explain(trainings[FUSED].parameters, digits), wide(seed))
+    return Comparison(epochs, seed, sentence, outcomes, explain(trainings[FUSED].parameters, digits, options), wide(seed, options))
 
 
-def warm_up(way: str, digits: Digits, seed: int) -> None:
+def warm_up(training: Training, digits: Digits) -> None:
     """A few steps of a network that is thrown away: what is planned or loaded once does not count as training."""
-    training = Training.start(way, seed)
     for _ in range(3):
         training.step(digits.images[:BATCH], digits.labels[:BATCH])
 
@@ -174,7 +172,7 @@ def outcome(training: Training, digits: Digits, whole_us: float) -> Outcome:
         training_s=sum(training.step_us) / 1e6,
         step_us=statistics.median(training.step_us),
         whole_us=whole_us,
-        whole_peak_bytes=peak_bytes(lambda: training.gradients(digits.images, digits.labels)),
+        whole_peak_bytes=peak_bytes(lambda: training.gradients(training.parameters, digits.images, digits.labels)),
         predictions=predictions,
     )
 
@@ -192,35 +190,32 @@ def peak_bytes(run: Callable[[], object]) -> int:
     return peak - before
 
 
-def where() -> str:
-    """Where products of NumPy arrays run, and why: on a GPU if an engine takes them there."""
-    kinds = {kind for _, kind in engines.ENGINES.values()}
-    if "cuda" not in kinds:
-        return "CPU engine: this version has no engine for GPUs yet."
-    one = np.ones((1, 1), np.float32)
+def place() -> tuple[Options, str]:
+    """The options of fused products, and the sentence that says where they run and why: on a GPU if one is there that takes them."""
+    options, one = {"device_id": 0}, np.ones((1, 1), np.float32)
     try:
-        matmul(one, one, options={"device_id": 0})
+        matmul(one, one, options=options)
     except errors.EpigemmError as error:
-        return f"CPU engine, where NumPy arrays lie. Not on a GPU: {str(error).splitlines()[0]}"
-    return "CPU engine, where NumPy arrays lie; MatmulOptions(device_id=0) would compute them on the GPU."
+        return None, f"On the CPU, where NumPy arrays lie. On no GPU: {' '.join(str(error).split())}"
+    return options, "On the GPU: MatmulOptions(device_id=0) has NumPy arrays copied there and back at every call."
 
 
-def explain(parameters: Parameters, digits: Digits) -> str:
+def explain(parameters: Parameters, digits: Digits, options: Options) -> str:
     """The plan of the first hidden layer."""
     images = digits.images[:BATCH].T
-    with Matmul(parameters.weights[0], images) as product:
+    with Matmul(parameters.weights[0], images, options=options) as product:
         product.plan(epilog=MatmulEpilog.RELU_AUX_BIAS, epilog_inputs={"bias": parameters.biases[0]})
         return product.explain()
 
 
-def wide(seed: int) -> Wide:
+def wide(seed: int, options: Options) -> Wide:
     """Bias and ReLU on a wide layer, both ways, interleaved."""
     random = np.random.default_rng(seed)
     x, w = (random.standard_normal((size, WIDE_K), np.float32) for size in (WIDE_M, WIDE_N))
     bias = random.standard_normal(WIDE_N, np.float32)
 
     def fused() -> object:
-        return matmul(w, x.T, epilog=MatmulEpilog.RELU_BIAS, epilog_inputs={"bias": bias})
+        return matmul(w, x.T, epilog=MatmulEpilog.RELU_BIAS, epilog_inputs={"bias": bias}, options=options)
 
     def plain() -> object:
         return np.maximum(x @ w.T + bias, 0)
