@@ -1,0 +1,115 @@
+"""What a forward holds for its backward, and the backward: shared by the direct path's Function and by the registered op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from epigemm.pytorch import composite, fused
+from epigemm.pytorch.fused import flat
+from epigemm.pytorch.recipe import Recipe, flowing
+
+Backward = Callable[[Recipe, dict[str, Tensor], dict[str, Tensor]], list[Tensor]]
+
+
+class Fused(torch.autograd.Function):
+    """The direct path with a gradient: Fused.apply(recipe, x, *weights, *inputs) -> D, or the outputs as a tuple."""
+
+    @staticmethod
+    def forward(ctx: Any, recipe: Recipe, x: Tensor, *rest: Tensor) -> Any:
+        weights, inputs = rest[: recipe.network.weights], rest[recipe.network.weights :]
+        visible, fresh = fused.forward(recipe, x, weights, inputs)
+        hold(ctx, recipe, x, weights, inputs, visible, fresh)
+        if len(visible) > 1:
+            stopped = {o.name for o in recipe.network.first.extras} - set(flowing(recipe.network.first))
+            ctx.mark_non_differentiable(*(t for o, t in zip(recipe.network.first.outputs, visible, strict=True) if o.name in stopped))
+        return visible[0] if len(visible) == 1 else tuple(visible)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
+        return (None, *gradients(ctx, grads, fused.backward))
+
+
+def hold(
+    ctx: Any,
+    recipe: Recipe,
+    x: Tensor,
+    weights: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    visible: Sequence[Tensor],
+    fresh: Sequence[Tensor],
+) -> None:
+    """Keeps on `ctx` what `recipe.held` names, through save_for_backward alone, and the shapes that the gradients will have."""
+    slots: dict[str, Tensor] = {"x": x}
+    slots.update((f"w{i}", w) for i, w in enumerate(weights))
+    slots.update((f"in{i}", t) for i, t in enumerate(inputs))
+    slots.update((f"out:{o.name}", t) for o, t in zip(recipe.network.last.outputs, visible, strict=True))
+    slots.update(zip(recipe.fresh, fresh, strict=True))
+    ctx.save_for_backward(*(slots[slot] for slot in recipe.held))
+    ctx.recipe = recipe
+    ctx.forms = [(t.shape, t.dtype) for t in (x, *weights, *inputs)]
+    ctx.outputs = [(t.shape, t.dtype, t.device) for t in visible]
+    ctx.set_materialize_grads(False)
+
+
+def gradients(ctx: Any, grads: Sequence[Tensor | None], run: Backward) -> list[Tensor | None]:
+    """The gradient of x, of each weight and of each input; None for those that want none.
+
+    Args:
+        ctx: as `hold` left it.
+        grads: the cotangents of the visible outputs.
+        run: computes what `recipe.computed` names; where the backward is itself to be differentiated, the composite path does.
+    """
+    recipe: Recipe = ctx.recipe
+    if all(g is None for g in grads):
+        return [None] * len(ctx.forms)
+    rows = rows_of_shape(ctx.forms[0][0])
+    held = {slot: _flat(slot, t, recipe, rows) for slot, t in zip(recipe.held, ctx.saved_tensors, strict=True)}
+    cotangents = _cotangents(ctx, grads, rows)
+    run = composite.backward if torch.is_grad_enabled() else run
+    found: dict[str, Tensor] = dict(zip(recipe.computed, run(recipe, held, cotangents), strict=True))
+    found.update(dict.fromkeys(recipe.passed, cotangents["d"]))
+    slots = ("x", *(f"w{i}" for i in range(recipe.network.weights)), *(f"in{i}" for i in range(len(recipe.extents))))
+    return [_formed(found.get(slot), *form) for slot, form in zip(slots, ctx.forms, strict=True)]
+
+
+def rows_of_shape(shape: Sequence[int]) -> int:
+    """The number of rows of an x of this shape as a matrix."""
+    count = 1
+    for extent in shape[:-1]:
+        count *= extent
+    return count
+
+
+def _flat(slot: str, tensor: Tensor, recipe: Recipe, rows: int) -> Tensor:
+    if slot.startswith("in"):
+        return flat(tensor, rows, recipe.extents[int(slot[2:])])
+    return tensor if slot.startswith("w") or tensor.ndim == 2 else flat(tensor, rows)
+
+
+def _cotangents(ctx: Any, grads: Sequence[Tensor | None], rows: int) -> dict[str, Tensor]:
+    """The cotangents of D and of the outputs that one flows through, of two dimensions; zeros where none arrived."""
+    last = ctx.recipe.network.last
+    wanted = {"d", *flowing(last)}
+    found = {}
+    for output, grad, (shape, dtype, device) in zip(last.outputs, grads, ctx.outputs, strict=True):
+        if output.name in wanted:
+            full = torch.zeros(shape, dtype=dtype, device=device) if grad is None else grad
+            found[output.name] = full if full.ndim == 2 else flat(full, rows)
+    return found
+
+
+def _formed(gradient: Tensor | None, shape: torch.Size, dtype: torch.dtype) -> Tensor | None:
+    """A gradient in its tensor's shape and dtype; a formula that varies less than its tensor is broadcast."""
+    if gradient is None:
+        return None
+    gradient = gradient.to(dtype)
+    if gradient.shape == shape:
+        return gradient
+    if gradient.numel() == shape.numel():
+        return gradient.reshape(shape)
+    matrix = (rows_of_shape(shape), shape[-1])
+    return gradient.expand(matrix).reshape(shape)

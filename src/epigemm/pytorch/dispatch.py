@@ -1,0 +1,83 @@
+"""Which of three ways a call takes: straight to the product, through the registered op, or in PyTorch's own operations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.autograd import forward_ad
+
+from epigemm.pytorch import composite, fused
+from epigemm.pytorch.autograd import Fused
+from epigemm.pytorch.library import LAYER
+from epigemm.pytorch.network import Network, encode, place
+from epigemm.pytorch.product import dtype_name
+from epigemm.pytorch.recipe import recipe
+
+_PLAIN = frozenset((Tensor, torch.nn.Parameter))
+# What stands for a plain tensor while a graph is made.
+_TRACED = frozenset((*_PLAIN, FakeTensor, FunctionalTensor))
+
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_modes = torch._C._len_torch_function_stack
+_transforms = torch._C._functorch.peek_interpreter_stack
+_autocast = torch._C._is_any_autocast_enabled
+
+
+def run(network: Network, x: Tensor, weights: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> Sequence[Tensor]:
+    """The network's outputs, D first.
+
+    The first of these that applies (torch.compile and torch.export call `traced` themselves):
+      1. a functorch transform or forward-mode differentiation is active, or an input is of a tensor subclass: PyTorch's operations.
+      2. a dispatch or torch-function mode is active: the registered op.
+      3. fused products, called directly; through an autograd.Function where a gradient is wanted.
+    """
+    if _autocast():
+        x, weights, inputs = _autocasted(x, weights, inputs)
+    tensors = (x, *weights, *inputs)
+    for tensor in tensors:
+        if type(tensor) not in _PLAIN:
+            return _indirect(network, x, weights, inputs)
+    if _dispatch_modes() or _function_modes() or _transforms() is not None or forward_ad._current_level >= 0:
+        return _indirect(network, x, weights, inputs)
+    extents = tuple([place(t.shape) for t in inputs])
+    if torch.is_grad_enabled():
+        flags = tuple([t.requires_grad for t in tensors])
+        if True in flags:
+            found = Fused.apply(recipe(network, extents, flags, dtype_name(x.dtype)), *tensors)
+            return found if isinstance(found, tuple) else (found,)
+    none = (False,) * len(tensors)
+    return fused.forward(recipe(network, extents, none, dtype_name(x.dtype)), x, weights, inputs)[0]
+
+
+def _indirect(network: Network, x: Tensor, weights: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> Sequence[Tensor]:
+    foreign = any(type(t) not in _TRACED for t in (x, *weights, *inputs))
+    if foreign or _transforms() is not None or forward_ad._current_level >= 0:
+        return composite.forward(network, x, weights, inputs)
+    return traced(encode(network), x, weights, inputs)[: len(network.last.outputs)]
+
+
+def traced(network: str, x: Tensor, weights: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> list[Tensor]:
+    """The outputs through the registered op, D first, and behind them what it made for the backward."""
+    x, weights, inputs = _autocasted(x, weights, inputs)
+    enabled = torch.is_grad_enabled()
+    needs = [enabled and t.requires_grad for t in (x, *weights, *inputs)]
+    return LAYER(x, list(weights), list(inputs), network, needs)
+
+
+def _autocasted(
+    x: Tensor, weights: tuple[Tensor, ...], inputs: tuple[Tensor, ...]
+) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """The operands in autocast's dtype where it is on, as PyTorch's linear gets them: floating, but not float64."""
+    kind = x.device.type
+    if not torch.is_autocast_enabled(kind):
+        return x, weights, inputs
+    dtype = torch.get_autocast_dtype(kind)
+
+    def cast(t: Tensor) -> Tensor:
+        return t.to(dtype) if t.is_floating_point() and t.dtype is not torch.float64 else t
+
+    return cast(x), tuple(map(cast, weights)), tuple(map(cast, inputs))

@@ -1,0 +1,176 @@
+"""A network through fused products: forward, and backward with the activation's and the bias gradient inside the products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+
+import torch
+from torch import Tensor
+
+from epigemm import errors
+from epigemm.expression.nodes import COLUMN, MATRIX, ROW, SCALAR, Expression, Node, Output, acc
+from epigemm.pytorch.product import product
+from epigemm.pytorch.recipe import HIDDEN, Recipe, reads
+
+Tensors = Mapping[str, Tensor]
+
+_PRODUCT = Expression((Output("d", acc(0)),))
+# The gradient of a weight and, in the same kernel, the sum of its left operand over the rows: the bias gradient.
+_WITH_SUM = replace(_PRODUCT, outputs=(*_PRODUCT.outputs, Output("sum", Node("operand_sum", operand="a"))))
+
+
+def flat(tensor: Tensor, rows: int, extent: str = MATRIX) -> Tensor:
+    """An x, D or input of N dimensions as the product reads it: of two, or of fewer where it does not vary along the rows."""
+    if extent in (ROW, SCALAR):
+        return tensor if tensor.ndim < 2 else tensor.reshape(tensor.shape[-1:] if extent == ROW else ())
+    return tensor if tensor.ndim == 2 else tensor.reshape(rows, tensor.shape[-1] if tensor.ndim else 1)
+
+
+def rows_of(x: Tensor) -> int:
+    """The number of rows of x as a matrix."""
+    return prod(x.shape[:-1])
+
+
+def flat_inputs(recipe: Recipe, inputs: Sequence[Tensor], rows: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The first and the second layer's inputs by name."""
+    flattened = [flat(t, rows, extent) for t, extent in zip(inputs, recipe.extents, strict=True)]
+    names, count = recipe.network.input_names, len(recipe.network.first.input_names)
+    return dict(zip(names[:count], flattened, strict=False)), dict(zip(names[count:], flattened[count:], strict=True))
+
+
+def forward(recipe: Recipe, x: Tensor, weights: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """The outputs as the user gets them, and what `recipe.fresh` names."""
+    network = recipe.network
+    rows, lead = rows_of(x), x.shape[:-1]
+    first, second = flat_inputs(recipe, inputs, rows)
+    turned = [w.t() for w in weights]
+    result = network.result if network.second is None else ""
+    d, extras = product(flat(x, rows), turned[: network.first.accumulators], recipe.forward, first, result=result)
+    made = {f"made:{name}": tensor for name, tensor in extras.items()}
+    if network.second is not None:
+        made[HIDDEN] = d
+        d, _ = product(d, turned[-1:], network.second, second, result=network.result)
+    visible = [d, *(extras[o.name] for o in network.last.extras)]
+    return [_shaped(t, rows, lead) for t in visible], [made[slot] for slot in recipe.fresh]
+
+
+def _shaped(tensor: Tensor, rows: int, lead: tuple[int, ...]) -> Tensor:
+    """A result of two dimensions with x's leading ones; one that does not vary along the rows stays as it is."""
+    return tensor.view(*lead, tensor.shape[-1]) if len(lead) != 1 and tensor.shape[0] == rows else tensor
+
+
+def backward(recipe: Recipe, held: Tensors, cotangents: Tensors) -> list[Tensor]:
+    """The gradients that `recipe.computed` names, of two dimensions at most; bias gradients in float32.
+
+    Args:
+        recipe: with a gradient.
+        held: by slot; all of two dimensions at most.
+        cotangents: of the outputs by name, all of two dimensions.
+    """
+    held = {**held, **_made_again(recipe, held)} if recipe.recomputing is not None else held
+    network, dtype = recipe.network, getattr(torch, recipe.dtype)
+    g = cotangents["d"] if network.second is None else cotangents["d"].to(dtype)
+    ways = network.first.accumulators
+    found: dict[str, Tensor] = {}
+    d, hidden = g, held.get(HIDDEN)
+    if recipe.gradient is not None and not (network.second is None and recipe.is_plain and _needs_no_pass(recipe)):
+        d = _through_first(recipe, held, g, cotangents, found)
+        hidden = found.pop(HIDDEN, hidden)
+    sums = dict.fromkeys(recipe.sums)
+    if network.second is not None and recipe.needs.weights[-1]:
+        assert hidden is not None
+        found[f"w{ways}"], total = weight_gradient(g, hidden, bool(sums))
+        del hidden
+    else:
+        total = None
+    steps = [d.to(dtype), *(found.pop(f"d_acc{i}").to(dtype) for i in range(1, ways))]
+    for index, (step, want) in enumerate(zip(steps, recipe.needs.weights, strict=False)):
+        if want:
+            shares = bool(sums) and network.second is None and index == 0
+            found[f"w{index}"], part = weight_gradient(step, held["x"], shares)
+            total = part if part is not None else total
+    if recipe.needs.x:
+        found["x"] = _x_gradient(steps, [held[f"w{i}"] for i in range(ways)])
+    if sums:
+        total = g.sum(0, keepdim=True, dtype=accumulator(g)) if total is None else total
+        found.update(dict.fromkeys(sums, total.view(1, -1)))
+    return [found[slot] for slot in recipe.computed]
+
+
+def accumulator(tensor: Tensor) -> torch.dtype:
+    """The type in which a tensor's sums are accumulated."""
+    return torch.float64 if tensor.dtype is torch.float64 else torch.float32
+
+
+def _needs_no_pass(recipe: Recipe) -> bool:
+    """Whether every gradient by an input is D's cotangent or its sum: there is nothing to compute before the products."""
+    inputs = {f"in{i}" for i, want in enumerate(recipe.needs.inputs) if want}
+    return inputs <= {*recipe.passed, *recipe.sums}
+
+
+def _through_first(recipe: Recipe, held: Tensors, g: Tensor, cotangents: Tensors, found: dict[str, Tensor]) -> Tensor:
+    """The cotangent of the first accumulator; the other results go to `found`.
+
+    In an MLP it is the epilogue of the product that makes the cotangent of the hidden result, else one pass over D's: a product of
+    K = 0 with C = the cotangent.
+    """
+    network, backward = recipe.network, recipe.backward
+    assert backward is not None
+    assert recipe.gradient is not None
+    inputs = {name: held[slot] for name, slot in reads(recipe).items()}
+    inputs |= {name: cotangents[output] for name, output in recipe.gradient.cotangents}
+    if network.second is not None:
+        d, extras = product(g, [held[f"w{network.first.accumulators}"]], backward, inputs)
+    else:
+        d, extras = product(g[:, :0], [g[:0]], backward, inputs, c=g)
+    slots = {f"d_{name}": f"in{i}" for i, name in enumerate(network.first.input_names)}
+    found.update({slots.get(name, name): tensor for name, tensor in extras.items()})
+    return d
+
+
+def _made_again(recipe: Recipe, held: Tensors) -> dict[str, Tensor]:
+    """What the forward did not save."""
+    network, again = recipe.network, recipe.recomputing
+    assert again is not None
+    ways = network.first.accumulators
+    slots = {name: f"in{i}" for i, name in enumerate(network.first.input_names)}
+    inputs = {name: held[slots[name]] for name in again.input_names}
+    result = network.result if network.second is None else ""
+    d, extras = product(held["x"], [held[f"w{i}"].t() for i in range(ways)], _with_d(again), inputs, result=result)
+    name = again.d.name
+    return {HIDDEN if name == "d" else f"made:{name}": d, **{f"made:{key}": tensor for key, tensor in extras.items()}}
+
+
+def _with_d(expression: Expression) -> Expression:
+    """With its first output called D."""
+    return replace(expression, outputs=(replace(expression.d, name="d"), *expression.extras))
+
+
+def weight_gradient(g: Tensor, x: Tensor, with_sum: bool) -> tuple[Tensor, Tensor | None]:
+    """The gradient (n, k) of a weight from its layer's cotangent (m, n) and input (m, k); and the cotangent's sum over m, if asked for.
+
+    Where no engine takes both in one kernel the sum is left to the caller.
+    """
+    if with_sum:
+        try:
+            d, extras = product(g.t(), [x], _WITH_SUM, {})
+            return d, extras["sum"]
+        except (errors.UnsupportedProblem, errors.UnsupportedEpilogue):
+            pass
+    return product(g.t(), [x], _PRODUCT, {})[0], None
+
+
+def _x_gradient(steps: Iterable[Tensor], weights: Iterable[Tensor]) -> Tensor:
+    """The sum of each way's cotangent (m, n) times its weight (n, k): each product adds to what the ones before it made."""
+    total: Tensor | None = None
+    for step, weight in zip(steps, weights, strict=True):
+        total, _ = product(step, [weight], _PRODUCT, {}, c=total)
+    assert total is not None
+    return total
+
+
+def by_extent(extent: str, rows: int, columns: int) -> tuple[int, int]:
+    """The two extents of something that varies along some of D's axes."""
+    return (rows if extent in (COLUMN, MATRIX) else 1, columns if extent in (ROW, MATRIX) else 1)
