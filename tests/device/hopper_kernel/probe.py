@@ -9,6 +9,7 @@ import select
 import statistics
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -297,7 +298,9 @@ def main(arguments: list[str]) -> None:
     if arguments[0] == "child":
         child(arguments[1:])
         return
-    log: list[dict[str, Any]] = []
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,power.limit", "--format=csv,noheader"]
+    gpu = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+    log: list[dict[str, Any]] = [{"gpu": gpu, "date": time.strftime("%Y-%m-%d"), "commit": os.environ.get("COMMIT", "")}]
     plan = [line.split() for line in Path(arguments[1]).read_text().splitlines() if line.strip()] if arguments[0] == "plan" else [arguments]
     out = Path(os.environ.get("OUT", ".")) / "hopper-probe.json"
     for line in plan:

@@ -85,8 +85,7 @@ class Config:
         ring = 2 * self.ring_slots * 64 * self.box_n * 2
         staging = 8 * self.store_sets * 16 * self.box_n * 2 * len(signature.tiles_out)
         vectors = 2 * len(signature.along_n) * out_n * 4
-        sums = 2 * signature.sums_m * 4 * out_n * 4
         group_m = self.tile_m if self.pingpong else self.tile_m // 2
         bits = 2 * signature.bits_in * group_m * (-(-out_n // 64) * 8)
         barriers = 16 * self.stages + 32 * self.ring_slots + 16
-        return self.stages * self.stage_bytes + ring + staging + vectors + sums + bits + barriers
+        return self.stages * self.stage_bytes + ring + staging + vectors + bits + barriers

@@ -135,7 +135,6 @@ struct Finisher {
     DEVICE Finisher(const Params& params, u32 shared_base, int consumer) : p(params), base(shared_base), group(consumer) {}
 
     DEVICE u32 vectors() const { return base + shared::vectors + group * config::along_n * shape::out_n * 4; }
-    DEVICE u32 sums(int sum) const { return base + shared::sums + (group * config::sums_m + sum) * 4 * shape::out_n * 4; }
     DEVICE u32 bits() const { return base + shared::bits + group * config::bits_in * shape::group_m * shared::bits_row; }
     DEVICE u32 slot(u32 number) const { return group * config::ring_slots + number % config::ring_slots; }
     DEVICE int row(int half, int i) const { return tile.m + half * 64 + lane.row + 8 * i; }
@@ -250,15 +249,16 @@ struct Finisher {
             store_matrices(outputs[t] ^ c << 5, written[t]);
     }
 
-    /// A sub-tile's column sums over this warp's rows, to shared memory.
-    DEVICE void collect_sums_m(int box) {
+    /// A sub-tile's column sums over this warp's rows, to the warp's row of partial sums; a warp covers the sub-tile's columns.
+    DEVICE void store_sums_m(int box) {
+        const u64 line = static_cast<u64>(tile.m / shape::group_m * 4 + lane.warp) * p.n;
 #pragma unroll
         for (int s = 0; s < config::sums_m; ++s) {
             sum_over_lanes(sum_m[s]);
 #pragma unroll
             for (int i = 0; i < kept_sums; ++i) {
-                const int index = column_index(i), col = index / 2 * 8 + lane.col + index % 2;
-                store_float(sums(s) + (lane.warp * shape::out_n + box * config::box_n + col) * 4, sum_m[s][i]);
+                const int index = column_index(i), col = tile.n + box * config::box_n + index / 2 * 8 + lane.col + index % 2;
+                if (tile.m < p.m && col < p.n) p.sums_m[s][line + col] = sum_m[s][i];
             }
 #pragma unroll
             for (int i = 0; i < lane_sums; ++i) sum_m[s][i] = 0.0f;
@@ -326,11 +326,10 @@ struct Finisher {
         for (int box = 0; box < shape::boxes; ++box) {
 #pragma unroll
             for (int half = 0; half < shape::halves; ++half) sub_tile(acc[half], box, half);
-            collect_sums_m(box);
+            store_sums_m(box);
         }
         store_sums_n();
-        if (config::along_n + config::bits_in + config::sums_m > 0) named_barrier(1 + group, 128);
-        store_sums_m();
+        if (config::along_n + config::bits_in > 0) named_barrier(1 + group, 128);  // before the next tile's are written
     }
 
     /// Row sums of the tile: over the four lanes that share a row, then to this tile's column of partial sums.
@@ -347,19 +346,5 @@ struct Finisher {
                     if (lane_index() % 4 == 0 && row(half, i) < p.m)
                         p.sums_n[s][static_cast<u64>(tile.n / shape::out_n) * p.m + row(half, i)] = sum;
                 }
-    }
-
-    /// Column sums of the warpgroup's rows: its four warps' in a fixed order, then to this row of partial sums.
-    DEVICE void store_sums_m() const {
-        if (tile.m >= p.m) return;
-#pragma unroll
-        for (int s = 0; s < config::sums_m; ++s)
-            for (int col = threadIdx.x % 128; col < shape::out_n; col += 128) {
-                const u32 from = sums(s);
-                float sum = 0.0f;
-#pragma unroll
-                for (int warp = 0; warp < 4; ++warp) sum += load_float(from + (warp * shape::out_n + col) * 4);
-                if (tile.n + col < p.n) p.sums_m[s][static_cast<u64>(tile.m / shape::group_m) * p.n + tile.n + col] = sum;
-            }
     }
 };

@@ -33,7 +33,7 @@ DEVICE void consume(const Params& p, u32 base, int group) {
         multiply(acc, base, group, sequence, p.steps);
         vectors.store(finisher.vectors());
         if (config::bits_in > 0) copies_wait();
-        if (config::along_n + config::bits_in + config::sums_m > 0) named_barrier(1 + group, 128);
+        if (config::along_n + config::bits_in > 0) named_barrier(1 + group, 128);
         finisher.finish_tile(acc);
     }
     if (lane_index() == 0) stores_wait_read<0>();

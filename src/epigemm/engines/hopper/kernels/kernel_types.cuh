@@ -11,7 +11,7 @@ struct Params {
     const void* along_m[8];  // vectors of m values, (m, 1)
     const u8* bits_in[2];    // packed masks: bit j % 8 of byte j / 8 of row i is element (i, j)
     u8* bits_out[2];
-    float* sums_m[4];  // partial sums over m: [ceil(m / rows of a warpgroup's tile), n]
+    float* sums_m[4];  // partial sums over m, a row for each warp: [4 ceil(m / rows of a warpgroup's tile), n]
     float* sums_n[4];  // partial sums over n: [ceil(n / columns of a tile), m]
     u64 bits_in_stride[2];  // bytes from a row to the next, a multiple of 16
     u64 bits_out_stride[2];
@@ -77,10 +77,9 @@ constexpr int set_bytes = box_bytes * config::tiles_out;
 constexpr int ring = config::stages * stage_bytes;
 constexpr int staging = ring + 2 * config::ring_slots * slot_bytes;
 constexpr int vectors = staging + 8 * config::store_sets * set_bytes;
-constexpr int sums = vectors + 2 * config::along_n * shape::out_n * 4;
 constexpr int bits_copy = shape::out_n % 64 == 0 ? 8 : 4;  // as aligned as a tile's first column
 constexpr int bits_row = (shape::out_n / 8 + 7) / 8 * 8;  // bytes of a mask's row in this tile
-constexpr int bits = sums + 2 * config::sums_m * 4 * shape::out_n * 4;
+constexpr int bits = vectors + 2 * config::along_n * shape::out_n * 4;
 constexpr int barriers = bits + 2 * config::bits_in * shape::group_m * bits_row;
 
 constexpr int full = barriers;

@@ -47,40 +47,30 @@ DEVICE void load_operands(const Params& p, u32 base) {
     }
 }
 
-/// The first row and column of sub-tile `part` of a warpgroup's tile, in the order in which `finish_tile` reads them.
-DEVICE Tile sub_tile_at(Tile tile, int group, int part) {
-    return {tile.m + (config::pingpong ? 0 : group * shape::group_m) + part % shape::halves * 64,
-            tile.n + part / shape::halves * config::box_n};
-}
-
-/// Fetches one warpgroup's epilogue tiles in the order in which `finish_tile` reads them, as far ahead as its ring reaches;
-/// L2 fetches those of the tile after. Each
+/// Fetches one warpgroup's epilogue tiles in the order in which `finish_tile` reads them, as far ahead as its ring reaches. Each
 /// warpgroup has a ring of its own: in a shared one it could look at a slot two phases ahead, where parities repeat.
 DEVICE void load_epilogue_tiles(const Params& p, u32 base, int group) {
     const Schedule schedule{p};
     const u32 ring = base + shared::ring + group * config::ring_slots * shared::slot_bytes;
     const u32 full = base + shared::ring_full + 8 * group * config::ring_slots;
     const u32 empty = base + shared::ring_empty + 8 * group * config::ring_slots;
-    constexpr int stride = config::pingpong ? 2 : 1;
-    Tile tile, next;
+    Tile tile;
     int slot = 0;
     u32 parity = 1;
-    for (int sequence = config::pingpong ? group : 0; schedule.at(sequence, tile); sequence += stride) {
-        const bool more = schedule.at(sequence + stride, next);
+    for (int sequence = config::pingpong ? group : 0; schedule.at(sequence, tile); sequence += config::pingpong ? 2 : 1) {
+        const int row = tile.m + (config::pingpong ? 0 : group * shape::group_m);
 #pragma unroll 1
-        for (int part = 0; part < shape::parts; ++part) {
-            const Tile at = sub_tile_at(tile, group, part), ahead = sub_tile_at(next, group, part);
+        for (int part = 0; part < shape::boxes * shape::halves; ++part)
 #pragma unroll 1
             for (int input = 0; input < config::tiles_in; ++input) {
-                if (more) prefetch_box(p.tiles_in[input], ahead.n, ahead.m);
                 barrier_wait(empty + 8 * slot, parity);
                 barrier_expect(full + 8 * slot, shared::slot_bytes);
-                load_box(ring + slot * shared::slot_bytes, p.tiles_in[input], full + 8 * slot, at.n, at.m, p.policy_in);
+                load_box(ring + slot * shared::slot_bytes, p.tiles_in[input], full + 8 * slot,
+                         tile.n + part / shape::halves * config::box_n, row + part % shape::halves * 64, p.policy_in);
                 if (++slot == config::ring_slots) {
                     slot = 0;
                     parity ^= 1;
                 }
             }
-        }
     }
 }

@@ -113,11 +113,6 @@ DEVICE void load_box(u32 to, const TensorMap& map, u32 barrier, int inner, int o
         : "memory");
 }
 
-/// Brings a box into L2, ahead of the load that will want it.
-DEVICE void prefetch_box(const TensorMap& map, int inner, int outer) {
-    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(&map), "r"(inner), "r"(outer) : "memory");
-}
-
 /// The same into every block of `mask`, at the same address; each block's own barrier counts the bytes.
 DEVICE void load_box_multicast(u32 to, const TensorMap& map, u32 barrier, int inner, int outer, u16 mask,
                                u64 policy) {
