@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Any
+
+import numpy as np
 
 from epigemm import arguments as args
 from epigemm import binding, config, direct, errors, execution, mirrors, specification
 from epigemm.arguments import Arguments, Form, Replacement, replaced
 from epigemm.execution import Prepared
-from epigemm.options import MatmulOptions, MatmulPlanPreferences, MatmulQuantizationScales, as_options, frozen_key, options_key
+from epigemm.options import (
+    MatmulOptions,
+    MatmulPlanPreferences,
+    MatmulQuantizationScales,
+    as_options,
+    frozen_key,
+    matrix_qualifiers_dtype,
+    options_key,
+)
 from epigemm.plans import Algorithm, Candidate, PlanCache
 from epigemm.tensors import CPU
 from epigemm.tuning.measure import medians_us
@@ -82,6 +92,7 @@ def matmul(
         array([[0., 0., 0., 0.],
                [4., 4., 4., 4.]], dtype=float32)
     """
+    _check_engine(engine)
     direct_key: Any = direct.MISS
     plain = c is None and alpha is None and beta is None and qualifiers is None and quantization_scales is None and options is None
     if plain and preferences is None and algorithm is None and stream is None:
@@ -137,9 +148,15 @@ def _options_key(options: Any, preferences: Any, qualifiers: Any, arguments: Arg
 
 
 def _qualifiers_key(qualifiers: Any) -> Any:
-    """Qualifiers by content; what is no array is refused when the plan is made."""
-    flags = getattr(qualifiers, "dtype", None)
-    return tuple(map(bool, qualifiers["is_conjugate"])) if flags is not None and flags.names else repr(qualifiers)
+    """Qualifiers by content; what are none is refused when the plan is made."""
+    if not isinstance(qualifiers, np.ndarray) or qualifiers.dtype != matrix_qualifiers_dtype:
+        return type(qualifiers)
+    return qualifiers.shape, tuple(map(bool, qualifiers["is_conjugate"].flat))
+
+
+def _check_engine(engine: Any) -> None:
+    if not isinstance(engine, str):
+        raise errors.wrong_value("engine", engine, f"{AUTO!r} or an engine's name")
 
 
 def _arguments(a: Any, b: Any, c: Any, out: Any, alpha: Any, beta: Any, scales: Any, inputs: Mapping[str, Any] | None) -> Arguments:
@@ -148,7 +165,7 @@ def _arguments(a: Any, b: Any, c: Any, out: Any, alpha: Any, beta: Any, scales: 
         args.warn_beta_ignored(beta, stacklevel=4)
         beta = None
     scales = as_options(MatmulQuantizationScales, scales, _SCALES)
-    arguments.alpha, arguments.beta, arguments.scales = alpha, beta, scales
+    arguments.alpha, arguments.beta, arguments.scales = args.host_scalar(alpha), args.host_scalar(beta), scales
     arguments.inputs = args.collect_inputs(arguments, inputs)
     return arguments
 
@@ -184,6 +201,16 @@ def _algorithm(value: Any) -> Algorithm:
     return value
 
 
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What a plan is made of besides the operands."""
+
+    epilog: Any
+    options: MatmulOptions
+    preferences: MatmulPlanPreferences
+    engine: str
+
+
 class Matmul:
     """A product that is planned once and executed many times: D = epilog(alpha * a @ b + beta * c).
 
@@ -213,14 +240,11 @@ class Matmul:
         options: Any = None,
         stream: Any = None,
     ) -> None:
-        self._options = as_options(MatmulOptions, options, _OPTIONS)
-        self._log = self._options.logger or _logger
+        self._wanted = _Wanted(None, as_options(MatmulOptions, options, _OPTIONS), MatmulPlanPreferences(), AUTO)
+        self._log = self._wanted.options.logger or _logger
         self._arguments: Arguments | None = _arguments(a, b, c, None, alpha, beta, quantization_scales, None)
         self._qualifiers = qualifiers
         self._form = Form.of(self._arguments)
-        self._epilog: Any = None
-        self._engine = AUTO
-        self._preferences = MatmulPlanPreferences()
         self._prepared: Prepared | None = None
         self._variants: dict[Any, Prepared] = {}
         self._direct: Callable[[Any], Any] | None = None
@@ -229,7 +253,7 @@ class Matmul:
         self._input_names: tuple[str, ...] = ()
         self._freed = False
         # What is wrong with the operands alone is said here, not in plan().
-        product = execution.product(_placed(self._arguments, self._options), self._options, qualifiers)
+        product = execution.product(_placed(self._arguments, self._wanted.options), self._wanted.options, qualifiers)
         self._log.info("= SPECIFICATION PHASE = %s", product.problem)
 
     # ------------------------------------------------------------ planning
@@ -245,7 +269,7 @@ class Matmul:
         options: Any = None,
         engine: str = AUTO,
     ) -> tuple[Algorithm, ...]:
-        """Chooses how to compute; planning again replaces the epilog and all that belonged to it.
+        """Chooses how to compute; planning again replaces the epilog and all that belonged to it. After an error all is as before.
 
         Args:
             preferences: MatmulPlanPreferences or dict.
@@ -261,31 +285,31 @@ class Matmul:
             errors.PlanningError: no algorithm was found, or `limit` is 0.
         """
         arguments = self._live("Planning")
-        self._direct = None
-        if options is not None:
-            self._options = as_options(MatmulOptions, options, _OPTIONS)
-        self._preferences = as_options(MatmulPlanPreferences, preferences, _PREFERENCES)
-        chosen = _chosen(algorithms)
-        self._epilog, self._engine = epilog, chosen[0].engine if chosen else engine
-        arguments.inputs = args.collect_inputs(arguments, epilog_inputs)
-        self._variants.clear()
+        _check_engine(engine)
         stream_handle(stream)
-        self._prepared = self._prepare(arguments)
-        self._signature, self._form = arguments.signature, Form.of(arguments)
-        self._input_names = self._prepared.epilog.expression.input_names
+        chosen = _chosen(algorithms)
+        wanted = _Wanted(
+            epilog,
+            self._wanted.options if options is None else as_options(MatmulOptions, options, _OPTIONS),
+            as_options(MatmulPlanPreferences, preferences, _PREFERENCES),
+            chosen[0].engine if chosen else engine,
+        )
+        arguments = replace(arguments, inputs=args.collect_inputs(arguments, epilog_inputs))
+        prepared = self._prepare(arguments, wanted)
         if chosen:
-            self._algorithms = chosen
-            self._prepared.plan = replace(
-                self._prepared.plan, candidates=tuple(x.candidate for x in chosen), reason="algorithms= were given"
-            )
-        else:
-            self._algorithms = tuple(map(Algorithm, self._prepared.plan.candidates))
-        self._log.info("= PLANNING PHASE = %s", self._prepared.plan)
+            prepared.plan = replace(prepared.plan, candidates=tuple(x.candidate for x in chosen), reason="algorithms= were given")
+        # Nothing fails from here on.
+        self._wanted, self._arguments, self._prepared, self._direct = wanted, arguments, prepared, None
+        self._variants.clear()
+        self._signature, self._form = arguments.signature, Form.of(arguments)
+        self._input_names = prepared.epilog.expression.input_names
+        self._algorithms = chosen or tuple(map(Algorithm, prepared.plan.candidates))
+        self._log.info("= PLANNING PHASE = %s", prepared.plan)
         return self._algorithms
 
-    def _prepare(self, arguments: Arguments) -> Prepared:
-        placed = _placed(arguments, self._options)
-        return execution.prepare(placed, self._epilog, self._options, self._preferences, self._qualifiers, self._engine)
+    def _prepare(self, arguments: Arguments, wanted: _Wanted) -> Prepared:
+        placed = _placed(arguments, wanted.options)
+        return execution.prepare(placed, wanted.epilog, wanted.options, wanted.preferences, self._qualifiers, wanted.engine)
 
     @property
     def algorithms(self) -> tuple[Algorithm, ...] | None:
@@ -295,6 +319,8 @@ class Matmul:
     def applicable_algorithm_ids(self, limit: int = 8) -> list[int]:
         """Numbers of up to `limit` algorithms that could run this product: positions in the engine's list of candidates."""
         self._live("Planning")
+        if not isinstance(limit, int) or limit < 0:
+            raise errors.wrong_value("limit", limit, "an integer >= 0")
         return list(range(len(self._planned("The ids of algorithms").plan.candidates)))[:limit]
 
     def autotune(self, iterations: int = 10, prune: int | None = None, release_workspace: bool = False, stream: Any = None) -> None:
@@ -313,7 +339,7 @@ class Matmul:
         if prune is not None and (not isinstance(prune, int) or prune < 1):
             raise errors.wrong_value("prune", prune, "None or an integer >= 1")
         algorithms = self._algorithms or ()
-        matrices = specification.matrices(_placed(arguments, self._options))
+        matrices = specification.matrices(_placed(arguments, self._wanted.options))
         runs = [partial(prepared.execute, matrices, x.candidate, scratch=True) for x in algorithms]
         for run in runs:
             run()
@@ -362,7 +388,7 @@ class Matmul:
         if out is not None:
             arguments = replace(arguments, out=args.collect(arguments.a.array, arguments.b[0].array, None, out).out)
             prepared = self._variant(arguments)
-        placed = _placed(arguments, self._options)
+        placed = _placed(arguments, self._wanted.options)
         result = prepared.execute(specification.matrices(placed), candidate, stream=stream_handle(stream))
         result = result if placed is arguments else mirrors.to_host(result, arguments, inplace=prepared.inplace)
         self._log.info("= EXECUTION PHASE = %s", candidate)
@@ -374,7 +400,7 @@ class Matmul:
         """The plan for a given `out`, kept for its form."""
         key = arguments.signature
         if key not in self._variants:
-            self._variants[key] = self._prepare(arguments)
+            self._variants[key] = self._prepare(arguments, self._wanted)
         return self._variants[key]
 
     # ------------------------------------------------------------ operands
@@ -391,7 +417,7 @@ class Matmul:
         epilog_inputs: Mapping[str, Any] | None = None,
         stream: Any = None,
     ) -> None:
-        """Replaces operands by others of the same form; what is None stays.
+        """Replaces operands by others of the same form; what is None stays. After an error all are as before.
 
         Raises:
             errors.ShapeError, errors.DTypeError, errors.LayoutError: a new operand has another shape, dtype or, on a GPU, strides.
@@ -418,11 +444,12 @@ class Matmul:
     def _reset(self, new: Replacement, checked: bool) -> None:
         if self._freed:
             raise errors.freed()
-        self._direct = None
-        self._arguments = replaced(self._arguments, self._form, new, self._input_names, checked=checked)
-        if self._prepared is not None and self._arguments.signature != self._signature:
-            self._signature = self._arguments.signature
-            self._prepared = self._variant(self._arguments)
+        arguments, prepared = replaced(self._arguments, self._form, new, self._input_names, checked=checked), self._prepared
+        if prepared is not None:
+            if arguments.signature != self._signature:
+                prepared = self._variant(arguments)
+            execution.scalars(prepared.product, arguments)
+        self._arguments, self._prepared, self._signature, self._direct = arguments, prepared, arguments.signature, None
 
     def release_operands(self) -> None:
         """Drops every reference to the user's tensors and keeps the plan; `reset_operands` with all of them makes it usable again."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from epigemm import errors, tensors
+from epigemm import compute_types, errors, tensors
 from epigemm.options import MatmulQuantizationScales, as_options
 from epigemm.tensors import Tensor
 
@@ -81,12 +81,14 @@ def collect_inputs(arguments: Arguments, inputs: Mapping[str, Any] | None) -> di
     Raises:
         errors.PackageMismatchError, errors.DeviceMismatchError: one is not of the operands' package, or not on their device.
     """
+    if inputs is not None and not isinstance(inputs, Mapping):
+        raise errors.inputs_not_by_name(inputs)
     return {name: _input(arguments.a, name, value) for name, value in (inputs or {}).items()}
 
 
 def _input(a: Tensor, name: str, value: Any) -> Tensor:
     if isinstance(value, (bool, int, float, complex, np.generic)):
-        return scalar_tensor(a, value)
+        return scalar_tensor(a, value, name)
     tensor = tensors.wrap(value, name)
     if tensor.library != a.library:
         raise errors.package_mismatch(a.library, tensor.library, f"epilog input '{name}'")
@@ -95,13 +97,27 @@ def _input(a: Tensor, name: str, value: Any) -> Tensor:
     return tensor
 
 
-def scalar_tensor(a: Tensor, value: Any) -> Tensor:
-    """A host scalar as a tensor of no dimensions beside operand A: an integer stays one (a seed), the rest has A's accumulator type."""
-    integer = isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_))
-    array = np.asarray(value, np.int64 if integer else a.dtype.acc.numpy)
+def scalar_tensor(a: Tensor, value: Any, name: str = "scalar") -> Tensor:
+    """A host scalar as a tensor of no dimensions beside operand A: an integer stays one (a seed), the rest has A's accumulator type.
+
+    Raises:
+        errors.OptionError: it is no number of that type: complex, beyond its range, a date.
+    """
+    integer = isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_, np.timedelta64))
+    if integer and not -(2**63) <= value < 2**63:
+        raise errors.wrong_value(name, value, "an integer from -2**63 to 2**63 - 1")
+    array = np.asarray(value, np.int64) if integer else np.asarray(compute_types.number(value, a.dtype.acc.name, name))
     if a.device == tensors.CPU:
         return tensors.wrap(tensors.LIBRARIES[a.library].from_numpy(array), "scalar")
     return tensors.wrap(tensors.LIBRARIES[a.library].to_device(array, a.device), "scalar")
+
+
+def host_scalar(value: Any) -> Any:
+    """alpha or beta so that a later change of the caller's array changes nothing; what is no number stays, to be refused with its type."""
+    if value is None or isinstance(value, (bool, int, float, complex)):
+        return value
+    number = compute_types.python_number(value)
+    return value if number is None else number
 
 
 def warn_beta_ignored(beta: Any, stacklevel: int) -> None:
@@ -188,8 +204,8 @@ def replaced(old: Arguments | None, form: Form, new: Replacement, input_names: t
         arguments.b, arguments.several = _new_b(new.b, form, checked)
     if new.c is not None:
         arguments.c = wrapped(new.c, "c", form, checked)
-    arguments.alpha = arguments.alpha if new.alpha is None else new.alpha
-    arguments.beta = arguments.beta if new.beta is None or "c" not in form.tensors else new.beta
+    arguments.alpha = arguments.alpha if new.alpha is None else host_scalar(new.alpha)
+    arguments.beta = arguments.beta if new.beta is None or "c" not in form.tensors else host_scalar(new.beta)
     if new.quantization_scales is not None:
         arguments.scales = _new_scales(arguments.scales, new.quantization_scales)
     _replace_inputs(arguments, form, new, input_names, checked)
@@ -219,6 +235,8 @@ def _new_scales(old: MatmulQuantizationScales, new: Any) -> MatmulQuantizationSc
 
 
 def _replace_inputs(arguments: Arguments, form: Form, new: Replacement, names: tuple[str, ...], checked: bool) -> None:
+    if new.epilog_inputs is not None and not isinstance(new.epilog_inputs, Mapping):
+        raise errors.inputs_not_by_name(new.epilog_inputs)
     for name, value in (new.epilog_inputs or {}).items():
         if name not in names:
             raise errors.unknown_input("of this plan", name, names)

@@ -242,9 +242,11 @@ def presented_form(epilog: Epilog, output: Output, problem: Problem, shape: tupl
 
 
 def _overall(tensor: Tensor) -> Any:
-    """The maximum over the batch of per-matrix maxima, shape (1,)."""
+    """The maximum over the batch of per-matrix maxima, shape (1,); 0 of an empty batch."""
     size = 1
     for extent in tensor.shape:
         size *= extent
     flat = tensor.view((size,), (1,)).array
+    if size == 0:
+        return flat.sum().reshape(1)
     return flat if size == 1 else flat.max().reshape(1)

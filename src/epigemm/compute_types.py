@@ -254,17 +254,25 @@ def scalar(value: Any, scale_type: CudaDataType | int, name: str) -> np.generic:
         >>> scalar(2, CudaDataType.CUDA_R_32F, "alpha")
         np.float32(2.0)
     """
-    dtype_name = scale_dtype(scale_type)
+    return number(value, scale_dtype(scale_type), name)
+
+
+def number(value: Any, dtype_name: str, name: str) -> np.generic:
+    """A host number as a NumPy scalar of a dtype; `name` is what it is called in errors.
+
+    Raises:
+        errors.OptionError: as `scalar`.
+    """
     dtype = dtypes.of(dtype_name).numpy
-    number = _python_number(value)
-    if number is None or (isinstance(number, complex) and dtype.kind != "c"):
+    found = python_number(value)
+    if found is None or (isinstance(found, complex) and dtype.kind != "c"):
         raise errors.not_convertible(name, value, dtype_name)
     try:
         with np.errstate(over="ignore"):
-            converted: np.generic = dtype.type(number)
+            converted: np.generic = dtype.type(found)
     except (OverflowError, TypeError, ValueError):  # an int beyond float64
         raise errors.not_convertible(name, value, dtype_name) from None
-    if _is_finite(number) and not _is_finite(complex(converted)):
+    if _is_finite(found) and not _is_finite(complex(converted)):
         raise errors.not_convertible(name, value, dtype_name)
     return converted
 
@@ -276,7 +284,7 @@ def _is_finite(number: complex) -> bool:
         return True
 
 
-def _python_number(value: Any) -> complex | None:
+def python_number(value: Any) -> complex | None:
     """The Python number in `value`, or None where there is none to be had on the host."""
     if isinstance(value, (bool, int, float, complex)):
         return value

@@ -176,7 +176,9 @@ def product(arguments: Arguments, options: MatmulOptions, qualifiers: Any = None
 def scalars(product: Product, arguments: Arguments) -> tuple[Any, Any]:
     """alpha and beta as host numbers of the scale type; on the CPU with the scales of narrow operands folded in."""
     alpha = 1.0 if arguments.alpha is None else compute_types.scalar(arguments.alpha, product.scale_type, "alpha").item()
-    has_beta = arguments.beta is not None and arguments.c is not None
+    has_beta = arguments.c is not None
+    if has_beta and arguments.beta is None:
+        raise errors.c_without_beta()
     beta = compute_types.scalar(arguments.beta, product.scale_type, "beta").item() if has_beta else 0.0
     problem, scales = product.problem, arguments.scales
     if problem.device != tensors.CPU:

@@ -338,12 +338,21 @@ class MatmulQuantizationScales:
     def __post_init__(self) -> None:
         for name in ("a", "b", "c", "d"):
             scale = getattr(self, name)
-            if isinstance(scale, (str, bytes, complex, list, tuple, dict)):
+            if isinstance(scale, (bool, int, float, np.bool_, np.integer, np.floating)):
+                setattr(self, name, _scale_number(name, scale))
+            elif scale is not None and (isinstance(scale, np.generic) or not hasattr(scale, "__dlpack__")):
                 raise errors.wrong_scale(name.upper(), repr(scale))
 
     def validated(self) -> MatmulQuantizationScales:
         """A checked copy; tensors are not copied."""
         return dataclasses.replace(self)
+
+
+def _scale_number(name: str, scale: Any) -> float:
+    try:
+        return float(scale)
+    except OverflowError:  # an int beyond float64
+        raise errors.wrong_scale(name.upper(), repr(scale)) from None
 
 
 class _Options(Protocol):

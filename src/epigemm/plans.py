@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
+from epigemm import errors
 from epigemm.expression import format
 from epigemm.expression.nodes import Expression
 from epigemm.problem import Problem
@@ -136,7 +137,9 @@ class Algorithm:
         if name == "candidate":
             object.__setattr__(self, name, value)
             return
-        getattr(self, name)
+        old = getattr(self, name)
+        if not isinstance(value, Hashable) or (isinstance(old, int) and not isinstance(value, int)):
+            raise errors.wrong_value(name, value, "an integer" if isinstance(old, int) else f"as {old!r} is")
         config = tuple((key, value if key == name else old) for key, old in self.candidate.config)
         object.__setattr__(self, "candidate", replace(self.candidate, config=config, predicted_us=None))
 

@@ -111,6 +111,11 @@ def wrong_input_names(epilog: str, required: Iterable[str], given: Iterable[str]
     return EpilogInputError(say(what, *hints))
 
 
+def inputs_not_by_name(value: object) -> OptionTypeError:
+    what = f"The epilog's inputs must be given by name, as a dict, not as a {type(value).__name__}."
+    return OptionTypeError(say(what, "Pass epilog_inputs={'bias': tensor}."))
+
+
 def inputs_without_epilog(given: Iterable[str]) -> EpilogInputError:
     return EpilogInputError(say(f"`epilog_inputs` ({listed(given)}) are given without an epilog.", "Pass `epilog=` too."))
 
