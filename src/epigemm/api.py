@@ -112,10 +112,11 @@ def matmul(
     name = engine if chosen is None else chosen.engine
     key = (placed.signature, binding.key(epilog, len(placed.b)), *_options_key(options, preferences, qualifiers, placed), name)
     prepared = _plans.get(key, make)
-    if direct_key is not direct.MISS:
+    handle = stream_handle(stream)
+    result = prepared.execute(specification.matrices(placed), chosen or prepared.plan.candidates[0], stream=handle)
+    if direct_key is not direct.MISS and not arguments.copied:
         _keep_direct(direct_key, direct.call(prepared, prepared.plan.candidates[0]))
-    result = prepared.execute(specification.matrices(placed), chosen or prepared.plan.candidates[0], stream=stream_handle(stream))
-    return result if placed is arguments else mirrors.to_host(result, arguments, inplace=prepared.inplace)
+    return result if placed is arguments else mirrors.to_host(result, arguments, inplace=prepared.inplace, stream=handle or 0)
 
 
 _direct_calls: dict[Any, direct.Call] = {}
@@ -340,10 +341,11 @@ class Matmul:
             raise errors.wrong_value("prune", prune, "None or an integer >= 1")
         algorithms = self._algorithms or ()
         matrices = specification.matrices(_placed(arguments, self._wanted.options))
-        runs = [partial(prepared.execute, matrices, x.candidate, scratch=True) for x in algorithms]
+        handle = execution.stream_of(matrices.a, stream_handle(stream))
+        runs = [partial(prepared.execute, matrices, x.candidate, scratch=True, stream=handle) for x in algorithms]
         for run in runs:
             run()
-        medians = medians_us(runs, iterations, prepared.plan.problem.device, stream_handle(stream))
+        medians = medians_us(runs, iterations, prepared.plan.problem.device, handle)
         ranked = sorted(zip(medians, range(len(algorithms)), strict=True))[:prune]
         self._algorithms, self._direct = tuple(algorithms[i] for _, i in ranked), None
         reason = (
@@ -389,9 +391,11 @@ class Matmul:
             arguments = replace(arguments, out=args.collect(arguments.a.array, arguments.b[0].array, None, out).out)
             prepared = self._variant(arguments)
         placed = _placed(arguments, self._wanted.options)
-        result = prepared.execute(specification.matrices(placed), candidate, stream=stream_handle(stream))
-        result = result if placed is arguments else mirrors.to_host(result, arguments, inplace=prepared.inplace)
+        handle = stream_handle(stream)
+        result = prepared.execute(specification.matrices(placed), candidate, stream=handle)
         self._log.info("= EXECUTION PHASE = %s", candidate)
+        if placed is not arguments:
+            return mirrors.to_host(result, arguments, inplace=prepared.inplace, stream=handle or 0)
         if out is None and candidate is algorithms[0].candidate and not self._log.isEnabledFor(logging.INFO):
             self._direct = direct.bound(prepared, candidate, arguments, result)
         return result

@@ -43,6 +43,11 @@ class Arguments:
         inputs = ((name, t.signature) for name, t in self.inputs.items())
         return self.a.signature, tuple(b.signature for b in self.b), *optional, tuple(inputs), self.several
 
+    @property
+    def copied(self) -> bool:
+        """Whether a tensor was read through a copy of the user's."""
+        return any(t.copied for t in (*self.operands().values(), *self.inputs.values(), *([self.out] if self.out else [])))
+
     def operands(self) -> dict[str, Tensor]:
         """The operands that are there, under the names that errors use."""
         names = ("B",) if len(self.b) == 1 else tuple(f"B[{i}]" for i in range(len(self.b)))

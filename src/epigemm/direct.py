@@ -34,12 +34,16 @@ class Reader:
         pointer: tensor -> address.
         stream: device index -> raw handle of the current stream.
         empty: (tensor, shape, strides in elements, dtype name) -> a new tensor on its device.
+        written: tells autograd that a tensor was written.
+        writable: whether a tensor may be; where not, the other way says why, or what more there is to do.
     """
 
     form: Callable[[Any], Any]
     pointer: Callable[[Any], int]
     stream: Callable[[int], int]
     empty: Callable[..., Any]
+    written: Callable[[Any], None]
+    writable: Callable[[Any], bool]
 
 
 def _torch_form(x: Any) -> Any:
@@ -53,6 +57,22 @@ def _torch_pointer(x: Any) -> int:
 def _torch_empty(like: Any, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> Any:
     wanted = tensors.torch_dtype(dtype)
     return like.new_empty_strided(shape, strides) if like.dtype is wanted else like.new_empty_strided(shape, strides, dtype=wanted)
+
+
+def _torch_writable(x: Any) -> bool:
+    return not (x.requires_grad or x.is_inference())
+
+
+def _torch_written(x: Any) -> None:
+    sys.modules["torch"].autograd.graph.increment_version(x)
+
+
+def _always(x: Any) -> bool:
+    return True
+
+
+def _nothing(x: Any) -> None:
+    return None
 
 
 def _cupy_form(x: Any) -> Any:
@@ -76,9 +96,13 @@ def _reader(cls: Any) -> Reader | None:
     if package == "torch":
         torch = sys.modules["torch"]
         plain = cls in (torch.Tensor, torch.nn.Parameter) and torch.cuda.is_available()
-        return Reader(_torch_form, _torch_pointer, torch._C._cuda_getCurrentRawStream, _torch_empty) if plain else None
+        return (
+            Reader(_torch_form, _torch_pointer, torch._C._cuda_getCurrentRawStream, _torch_empty, _torch_written, _torch_writable)
+            if plain
+            else None
+        )
     if package == "cupy" and cls is sys.modules["cupy"].ndarray:
-        return Reader(_cupy_form, _cupy_pointer, _cupy_stream, _cupy_empty)
+        return Reader(_cupy_form, _cupy_pointer, _cupy_stream, _cupy_empty, _nothing, _always)
     return None
 
 
@@ -188,14 +212,18 @@ def _caller(
                 return MISS
         d = new(a, shape, strides, dtype) if out is None else out
         start = pointer(d)
-        if out is not None and (start & d_span.mask or _overlaps(start, d_span, reads, spans)):
+        if out is not None and (start & d_span.mask or _overlaps(start, d_span, reads, spans) or not read.writable(out)):
             return MISS
         if not extras:
             run(*pick([0, *reads[:2], start, *reads[2:]]), read.stream(index))
+            if out is not None:
+                read.written(out)
             return d
-        written = {name: new(a, *form) for name, *form in extras}
-        run(*pick([0, *reads[:2], start, *reads[2:], *map(pointer, written.values())]), read.stream(index))
-        return d, written
+        saved = {name: new(a, *form) for name, *form in extras}
+        run(*pick([0, *reads[:2], start, *reads[2:], *map(pointer, saved.values())]), read.stream(index))
+        if out is not None:
+            read.written(out)
+        return d, saved
 
     return direct
 

@@ -65,9 +65,11 @@ class Prepared:
             name = "C" if self.inplace else "out"
             tensors.check_writable(target, name)
             _check_overlap(target, arguments, name)
-        d = target or tensors.empty(arguments.a, problem.d)
-        extras = [(o, tensors.empty(arguments.a, operand)) for o, operand in self.extras]
-        self.executable(candidate).run(self._call(arguments, d, extras, stream))
+        # What is allocated for a stream must come from it: memory freed on another may still be in use there.
+        with tensors.LIBRARIES[arguments.a.library].on_stream(arguments.a.device, stream):
+            d = target or tensors.empty(arguments.a, problem.d)
+            extras = [(o, tensors.empty(arguments.a, operand)) for o, operand in self.extras]
+            self.executable(candidate).run(self._call(arguments, d, extras, stream_of(arguments.a, stream)))
         if target is not None:
             tensors.mark_written(target)
         result = self._squeezed(d) if target is None else d.array
@@ -75,7 +77,7 @@ class Prepared:
             return result
         return result, {o.name: binding.presented(self.epilog, o, problem, tensor) for o, tensor in extras}
 
-    def _call(self, arguments: Arguments, d: Tensor, extras: list[tuple[Output, Tensor]], stream: int | None) -> Call:
+    def _call(self, arguments: Arguments, d: Tensor, extras: list[tuple[Output, Tensor]], stream: int) -> Call:
         given = _with_scales(arguments, self.epilog)
         inputs = {name: given[name] if view is None else given[name].view(*view) for name, view in self.views.items()}
         alpha, beta = scalars(self.product, arguments)
@@ -88,7 +90,7 @@ class Prepared:
             outputs={o.name: _data(self._unpadded(o, tensor)) for o, tensor in extras},
             alpha=alpha,
             beta=beta,
-            stream=tensors.LIBRARIES[arguments.a.library].stream(arguments.a.device) if stream is None else stream,
+            stream=stream,
         )
 
     def _unpadded(self, output: Output, tensor: Tensor) -> Tensor:
@@ -107,6 +109,11 @@ class Prepared:
         dropped = {axis % len(d.shape) for axis in self.product.squeeze}
         kept = [axis for axis in range(len(d.shape)) if axis not in dropped]
         return d.view(tuple(d.shape[i] for i in kept), tuple(d.strides[i] for i in kept)).array
+
+
+def stream_of(a: Tensor, stream: int | None) -> int:
+    """The raw handle of a stream: the given one, else the current one of operand A's package on its device."""
+    return tensors.LIBRARIES[a.library].stream(a.device) if stream is None else stream
 
 
 def prepare(

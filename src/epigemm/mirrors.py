@@ -6,6 +6,7 @@ It needs neither PyTorch nor CuPy: the compiled core allocates and copies.
 from __future__ import annotations
 
 import weakref
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -87,7 +88,11 @@ def _default_stream(device: str) -> int:
     return 0
 
 
-tensors.LIBRARIES[DEVICE] = Library(_wrap, _empty, _as_strided, _to_numpy, _no_host_memory, _to_device, _default_stream)
+def _any_stream(device: str, stream: int | None) -> AbstractContextManager[Any]:
+    return nullcontext()  # memory is given back when the host has waited for its use
+
+
+tensors.LIBRARIES[DEVICE] = Library(_wrap, _empty, _as_strided, _to_numpy, _no_host_memory, _to_device, _default_stream, _any_stream)
 
 
 def to_device(arguments: Arguments, index: int) -> Arguments:
@@ -118,9 +123,10 @@ def _host_scale(value: Any) -> Any:
     return float(tensors.wrap(value, "scale").numpy().reshape(())) if hasattr(value, "shape") and hasattr(value, "dtype") else value
 
 
-def to_host(result: Any, original: Arguments, *, inplace: bool) -> Any:
-    """What `Prepared.execute` returned, copied into arrays of the user's package, D into `out` or C where that was asked for."""
+def to_host(result: Any, original: Arguments, *, inplace: bool, stream: int = 0) -> Any:
+    """What `Prepared.execute` returned on a stream, copied into arrays of the user's package, D into `out` or C where asked for."""
     d, extras = result if isinstance(result, tuple) else (result, None)
+    libraries.open_driver().synchronize(d.memory.index, stream)  # the copies are on the default stream, which waits for no other
     target = original.c if inplace else original.out
     back = tensors.LIBRARIES[original.a.library].from_numpy
     if target is None:

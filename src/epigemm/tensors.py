@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -84,6 +85,7 @@ class Library:
         from_numpy: NumPy array -> this package's array over the same memory.
         to_device: (NumPy array, device) -> a copy there.
         stream: device -> the raw handle of the caller's current stream; 0 on the CPU.
+        on_stream: (device, raw handle or None) -> a context in which new arrays belong to that stream; None is the current one.
     """
 
     wrap: Callable[[Any, str], Tensor]
@@ -93,6 +95,7 @@ class Library:
     from_numpy: Callable[[np.ndarray[Any, Any]], Any]
     to_device: Callable[[np.ndarray[Any, Any], str], Any]
     stream: Callable[[str], int]
+    on_stream: Callable[[str, int | None], AbstractContextManager[Any]]
 
 
 def wrap(array: Any, name: str) -> Tensor:
@@ -243,6 +246,13 @@ def _stream_torch(device: str) -> int:
     return torch._C._cuda_getCurrentRawStream(int(device.partition(":")[2]))  # type: ignore[no-any-return]
 
 
+def _on_stream_torch(device: str, stream: int | None) -> AbstractContextManager[Any]:
+    if device == CPU or stream is None or stream == _stream_torch(device):
+        return nullcontext()
+    torch = sys.modules["torch"]
+    return torch.cuda.stream(torch.cuda.ExternalStream(stream, device=device))  # type: ignore[no-any-return]
+
+
 # ---------------------------------------------------------------- CuPy
 
 
@@ -281,6 +291,12 @@ def _stream_cupy(device: str) -> int:
     return sys.modules["cupy"].cuda.get_current_stream().ptr  # type: ignore[no-any-return]
 
 
+def _on_stream_cupy(device: str, stream: int | None) -> AbstractContextManager[Any]:
+    if stream is None or stream == _stream_cupy(device):
+        return nullcontext()
+    return sys.modules["cupy"].cuda.ExternalStream(stream, int(device.partition(":")[2]))  # type: ignore[no-any-return]
+
+
 # ---------------------------------------------------------------- DLPack
 
 _DLPACK_CPU, _DLPACK_CUDA = 1, 2
@@ -315,15 +331,21 @@ def _no_stream(device: str) -> int:
     return 0
 
 
+def _any_stream(device: str, stream: int | None) -> AbstractContextManager[Any]:
+    return nullcontext()
+
+
 def _identity(array: Any) -> Any:
     return array
 
 
 LIBRARIES: dict[str, Library] = {
-    "numpy": Library(_wrap_numpy, _empty_numpy, _strided_numpy, _identity, _identity, _unreachable, _no_stream),
-    "torch": Library(_wrap_torch, _empty_torch, _strided_torch, _numpy_of_torch, _torch_of_numpy, _torch_on_device, _stream_torch),
-    "cupy": Library(_wrap_cupy, _empty_cupy, _strided_cupy, _numpy_of_cupy, _unreachable, _cupy_on_device, _stream_cupy),
-    "dlpack": Library(_wrap_dlpack, *(_unreachable,) * 5, _no_stream),
+    "numpy": Library(_wrap_numpy, _empty_numpy, _strided_numpy, _identity, _identity, _unreachable, _no_stream, _any_stream),
+    "torch": Library(
+        _wrap_torch, _empty_torch, _strided_torch, _numpy_of_torch, _torch_of_numpy, _torch_on_device, _stream_torch, _on_stream_torch
+    ),
+    "cupy": Library(_wrap_cupy, _empty_cupy, _strided_cupy, _numpy_of_cupy, _unreachable, _cupy_on_device, _stream_cupy, _on_stream_cupy),
+    "dlpack": Library(_wrap_dlpack, *(_unreachable,) * 5, _no_stream, _any_stream),
 }
 
 
