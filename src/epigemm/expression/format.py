@@ -37,7 +37,9 @@ def text(value: Node | Expression) -> str:
         'gelu_tanh(acc + bias)'
     """
     if isinstance(value, Node):
-        whole = _text(value, {}, 0, {})
+        known: _Known = {}
+        for node in walk([value]):  # arguments first, so that no call goes deeper than one
+            whole = _text(node, {}, 0, known)
         return whole if len(whole) <= _LONGEST else whole[: _LONGEST - 3] + "..."
     return "\n".join(f"{name} = {formula}" for name, formula in lines(value))
 
@@ -58,6 +60,8 @@ def lines(expression: Expression) -> list[tuple[str, str]]:
                 name = _free_name(taken)
                 result.append((name, _text(node, names, 0, known)))
                 names[node] = name
+            else:
+                _text(node, names, 0, known)
         result.append((output.name, _text(output.node, names, 0, known)))
         if output.node.args:
             names.setdefault(output.node, output.name)

@@ -46,7 +46,13 @@ class Node:
             return node
 
     def __reduce__(self) -> tuple[Callable[..., Node], tuple[object, ...]]:
-        return _rebuild, (self.op, self.args, self.params)
+        # A table of all nodes below, arguments by their row: a long chain would exceed the depth that pickle can follow.
+        rows: dict[Node, int] = {}
+        table = []
+        for node in walk([self]):
+            table.append((node.op, tuple(rows[a] for a in node.args), node.params))
+            rows[node] = len(rows)
+        return _rebuild, (tuple(table),)
 
     def __copy__(self) -> Node:
         return self
@@ -90,8 +96,11 @@ def _shown(node: Node, known: dict[Node, str]) -> str:
     return f"{node.op}({', '.join(inside)})" if inside else node.op
 
 
-def _rebuild(op: str, args: tuple[Node, ...], params: tuple[tuple[str, Hashable], ...]) -> Node:
-    return Node(op, *args, **dict(params))
+def _rebuild(table: tuple[tuple[str, tuple[int, ...], tuple[tuple[str, Hashable], ...]], ...]) -> Node:
+    nodes: list[Node] = []
+    for op, args, params in table:
+        nodes.append(Node(op, *(nodes[i] for i in args), **dict(params)))
+    return nodes[-1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from epigemm.errors import TraceError
 from epigemm.errors.types import listed, say
+from epigemm.expression.captured import AbstractFunction, captured
 from epigemm.expression.format import lines, text
 from epigemm.expression.nodes import Expression, Node, Output, acc, input_
 from epigemm.expression.rules import kind
@@ -99,7 +100,7 @@ def _signature(function: Callable[..., Any], name: str) -> _Signature:
 
 
 @dataclass(frozen=True, eq=False)
-class Epilogue:
+class Epilogue(AbstractFunction):
     """A traced function over the accumulator; made by `@epilogue`.
 
     Called with values of another epilogue it is inlined there; called with keyword-only constants it is the same epilogue with these
@@ -119,7 +120,6 @@ class Epilogue:
     def __post_init__(self) -> None:
         # A rebuilt epilogue (pickle, replace) starts without traces.
         object.__setattr__(self, "_parameters", _signature(self.function, self.name))
-        object.__setattr__(self, "_globals", _global_names(self.function))
 
     @property
     def name(self) -> str:
@@ -190,8 +190,8 @@ class Epilogue:
     def expression(self, accumulators: int | None = None) -> Expression:
         """The expression of this epilogue over `accumulators` products, traced once and kept.
 
-        It is traced again when a number that the function reads from its closure or its module has changed. What the functions
-        that it calls read is read once.
+        It is traced again when what the function, or one that it calls, reads from its closure or its module has changed, and each
+        time where that cannot be seen (an attribute of an object, an element of a list).
 
         Args:
             accumulators: how many products feed it; None is the number it was declared with, or 1.
@@ -204,22 +204,15 @@ class Epilogue:
         if self.accumulators not in (None, count):
             what = f"`{self.name}` is declared with {self.accumulators} accumulators and is used with {count}."
             raise TraceError(say(what, f"Pass {self.accumulators} matrices: matmul(a, (b0, b1), ...)."))
-        key = (count, *self._captured())
+        outside = captured(self.function)
+        if outside is None:
+            return self._trace(count)
+        key = (count, outside)
         found = self._traced.get(key)
         if found is None:
             self._traced.clear()
             found = self._traced[key] = self._trace(count)
         return found
-
-    def _captured(self) -> tuple[Hashable, ...]:
-        """The numbers and names that the function reads from outside itself."""
-        function = self.function
-        if not isinstance(function, FunctionType):
-            return ()
-        outside = [function.__globals__.get(name) for name in self._globals]  # type: ignore[attr-defined]
-        if function.__closure__:
-            outside += [_cell(cell) for cell in function.__closure__]
-        return tuple((type(value), value) for value in outside if isinstance(value, _CONSTANTS))
 
     def _trace(self, count: int) -> Expression:
         constants = self._constant_values()
@@ -271,17 +264,6 @@ def _verify_constant(name: str, value: object) -> None:
     if not isinstance(value, _CONSTANTS):
         what = f"The constant `{name}` is a {type(value).__qualname__}; a constant is a number, a string, a bool or None."
         raise TraceError(say(what, f"Put `{name}` before the `*` to make it an input."))
-
-
-def _global_names(function: Callable[..., Any]) -> tuple[str, ...]:
-    return function.__code__.co_names if isinstance(function, FunctionType) else ()
-
-
-def _cell(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not yet assigned
-        return None
 
 
 @overload

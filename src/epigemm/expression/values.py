@@ -69,7 +69,14 @@ def apply(op: str, *args: Any, **params: Hashable) -> Value:
 
 def _as_number(node: Node) -> Node:
     value = node.param("value") if node.op == "constant" else None
-    return constant(float(value)) if type(value) is int else node
+    return constant(_float(value)) if type(value) is int else node
+
+
+def _float(number: Any) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        raise TraceError(say(f"An integer of {len(str(number))} digits is beyond every number's range.", "Scale it.")) from None
 
 
 def _binary(op: str) -> tuple[Any, Any]:
@@ -143,6 +150,9 @@ class Value:
     def __getitem__(self, index: Any) -> Value:
         self._refuse(f"`{text(self.node)}` cannot be indexed.", "It stands for each element; pass slices as inputs of their own.")
 
+    def __contains__(self, item: object) -> bool:
+        self._refuse(f"`in` cannot look into `{text(self.node)}`.", "It stands for each element; compare it with ==.")
+
     def __len__(self) -> int:
         self._refuse(f"`{text(self.node)}` has no length.", "It stands for each element; pass sizes as keyword-only constants.")
 
@@ -199,7 +209,7 @@ def power(x: Any, exponent: Any) -> Value:
         return {1: lambda: Value(lift(x)), 2: lambda: square, 3: lambda: apply("mul", square, x), 4: lambda: apply("square", square)}[
             int(exponent)
         ]()
-    special = {0.5: "sqrt", -0.5: "rsqrt"}.get(float(exponent))
+    special = {0.5: "sqrt", -0.5: "rsqrt"}.get(_float(exponent))
     if special:
         return apply(special, x)
     if exponent == -1:
