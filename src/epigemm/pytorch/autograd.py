@@ -69,7 +69,10 @@ def gradients(ctx: Any, grads: Sequence[Tensor | None], run: Backward) -> list[T
     rows = rows_of_shape(ctx.forms[0][0])
     held = {slot: _flat(slot, t, recipe, rows) for slot, t in zip(recipe.held, ctx.saved_tensors, strict=True)}
     cotangents = _cotangents(ctx, grads, rows)
-    run = composite.backward if torch.is_grad_enabled() else run
+    if torch.is_grad_enabled():
+        run = composite.backward
+    else:
+        ctx.maybe_clear_saved_tensors()  # what `run` is done with is freed then, not when all is over; nothing under retain_graph
     found: dict[str, Tensor] = dict(zip(recipe.computed, run(recipe, held, cotangents), strict=True))
     found.update(dict.fromkeys(recipe.passed, cotangents["d"]))
     slots = ("x", *(f"w{i}" for i in range(recipe.network.weights)), *(f"in{i}" for i in range(len(recipe.extents))))
@@ -102,14 +105,13 @@ def _cotangents(ctx: Any, grads: Sequence[Tensor | None], rows: int) -> dict[str
     return found
 
 
-def _formed(gradient: Tensor | None, shape: torch.Size, dtype: torch.dtype) -> Tensor | None:
+def _formed(gradient: Tensor | None, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
     """A gradient in its tensor's shape and dtype; a formula that varies less than its tensor is broadcast."""
     if gradient is None:
         return None
     gradient = gradient.to(dtype)
-    if gradient.shape == shape:
-        return gradient
-    if gradient.numel() == shape.numel():
-        return gradient.reshape(shape)
-    matrix = (rows_of_shape(shape), shape[-1])
-    return gradient.expand(matrix).reshape(shape)
+    matrix = (rows_of_shape(shape), shape[-1] if shape else 1)
+    # Not torch.Size.numel: it would turn a dynamic extent into a number.
+    if gradient.ndim == 2 and gradient.shape[0] * gradient.shape[1] != matrix[0] * matrix[1]:
+        gradient = gradient.expand(matrix)
+    return gradient.reshape(shape)

@@ -53,49 +53,42 @@ def forward(recipe: Recipe, x: Tensor, weights: Sequence[Tensor], inputs: Sequen
         made[HIDDEN] = d
         d, _ = product(d, turned[-1:], network.second, second, result=network.result)
     visible = [d, *(extras[o.name] for o in network.last.extras)]
-    return [_shaped(t, rows, lead) for t in visible], [made[slot] for slot in recipe.fresh]
+    if len(lead) != 1:
+        visible = [t.view(*lead, t.shape[1]) if tall else t for t, tall in zip(visible, recipe.tall, strict=True)]
+    return visible, [made[slot] for slot in recipe.fresh]
 
 
-def _shaped(tensor: Tensor, rows: int, lead: tuple[int, ...]) -> Tensor:
-    """A result of two dimensions with x's leading ones; one that does not vary along the rows stays as it is."""
-    return tensor.view(*lead, tensor.shape[-1]) if len(lead) != 1 and tensor.shape[0] == rows else tensor
-
-
-def backward(recipe: Recipe, held: Tensors, cotangents: Tensors) -> list[Tensor]:
+def backward(recipe: Recipe, held: dict[str, Tensor], cotangents: Tensors) -> list[Tensor]:
     """The gradients that `recipe.computed` names, of two dimensions at most; bias gradients in float32.
 
     Args:
         recipe: with a gradient.
-        held: by slot; all of two dimensions at most.
-        cotangents: of the outputs by name, all of two dimensions.
+        held: by slot, of two dimensions at most; emptied of what is done with, so that it can be freed.
+        cotangents: of the outputs by name, of two dimensions.
     """
-    held = {**held, **_made_again(recipe, held)} if recipe.recomputing is not None else held
     network, dtype = recipe.network, getattr(torch, recipe.dtype)
-    g = cotangents["d"] if network.second is None else cotangents["d"].to(dtype)
-    ways = network.first.accumulators
+    ways, second = network.first.accumulators, network.second is not None
+    if recipe.recomputing is not None:
+        held.update(_made_again(recipe, held))
+    g = cotangents["d"].to(dtype) if second else cotangents["d"]
     found: dict[str, Tensor] = {}
-    d, hidden = g, held.get(HIDDEN)
-    if recipe.gradient is not None and not (network.second is None and recipe.is_plain and _needs_no_pass(recipe)):
+    d, total = g, None
+    if recipe.gradient is not None and (second or not _needs_no_pass(recipe)):
         d = _through_first(recipe, held, g, cotangents, found)
-        hidden = found.pop(HIDDEN, hidden)
-    sums = dict.fromkeys(recipe.sums)
-    if network.second is not None and recipe.needs.weights[-1]:
-        assert hidden is not None
-        found[f"w{ways}"], total = weight_gradient(g, hidden, bool(sums))
-        del hidden
-    else:
-        total = None
+    if second and recipe.needs.weights[-1]:
+        found[f"w{ways}"], total = weight_gradient(g, found.pop(HIDDEN) if HIDDEN in found else held.pop(HIDDEN), bool(recipe.sums))
+    for slot in [slot for slot in held if slot not in ("x", *(f"w{i}" for i in range(ways)))]:
+        del held[slot]
     steps = [d.to(dtype), *(found.pop(f"d_acc{i}").to(dtype) for i in range(1, ways))]
     for index, (step, want) in enumerate(zip(steps, recipe.needs.weights, strict=False)):
         if want:
-            shares = bool(sums) and network.second is None and index == 0
-            found[f"w{index}"], part = weight_gradient(step, held["x"], shares)
-            total = part if part is not None else total
+            found[f"w{index}"], part = weight_gradient(step, held["x"], bool(recipe.sums) and not second and index == 0)
+            total = total if part is None else part
     if recipe.needs.x:
         found["x"] = _x_gradient(steps, [held[f"w{i}"] for i in range(ways)])
-    if sums:
+    if recipe.sums:
         total = g.sum(0, keepdim=True, dtype=accumulator(g)) if total is None else total
-        found.update(dict.fromkeys(sums, total.view(1, -1)))
+        found.update(dict.fromkeys(recipe.sums, total.view(1, -1)))
     return [found[slot] for slot in recipe.computed]
 
 
@@ -105,7 +98,9 @@ def accumulator(tensor: Tensor) -> torch.dtype:
 
 
 def _needs_no_pass(recipe: Recipe) -> bool:
-    """Whether every gradient by an input is D's cotangent or its sum: there is nothing to compute before the products."""
+    """Whether D's cotangent is the accumulator's and every input's gradient is it or its sum: nothing comes before the products."""
+    if not recipe.is_plain:
+        return False
     inputs = {f"in{i}" for i, want in enumerate(recipe.needs.inputs) if want}
     return inputs <= {*recipe.passed, *recipe.sums}
 

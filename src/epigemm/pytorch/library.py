@@ -23,7 +23,7 @@ from epigemm.pytorch import fused
 from epigemm.pytorch.autograd import gradients, hold, rows_of_shape
 from epigemm.pytorch.fused import accumulator
 from epigemm.pytorch.network import decode, place
-from epigemm.pytorch.recipe import HIDDEN, Recipe, flowing, of_text, recipe, text
+from epigemm.pytorch.recipe import HIDDEN, Recipe, flowing, of_text, placed, recipe, text
 
 NAMESPACE = "epigemm"
 _library = torch.library.Library(NAMESPACE, "DEF")
@@ -74,15 +74,8 @@ def _output_form(
         return (m, n), dtype
     if kind(node) == REDUCTION or node.op == "operand_sum":
         dtype = getattr(torch, cast) if cast else wide
-    extent = extent_of(transform(node, lambda x: _placed(x, made)))
+    extent = placed(node, made.network, made.extents)
     return ((m if extent in (COLUMN, MATRIX) else 1), (n if extent in (ROW, MATRIX) else 1)), dtype
-
-
-def _placed(node: Node, made: Recipe) -> Node | None:
-    if node.op != "input":
-        return None
-    index = made.network.first.input_names.index(str(node.param("name")))
-    return Node("input", name=node.param("name"), extent=made.extents[index])
 
 
 def _forms(made: Recipe, x: Any, weights: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -101,18 +94,11 @@ def _forms(made: Recipe, x: Any, weights: Sequence[Any]) -> tuple[list[Any], lis
 def _layer_fake(x: Tensor, weights: list[Tensor], inputs: list[Tensor], network: str, needs: list[bool]) -> list[Tensor]:
     made = _recipe(x, inputs, network, needs)
     visible, fresh = _forms(made, x, weights)
-    lead, extents = x.shape[:-1], [_visible_extent(o, made) for o in made.network.last.outputs]
+    lead = x.shape[:-1]
     shaped = [
-        x.new_empty((*lead, shape[1]) if extent in (MATRIX, COLUMN, BITS) else shape, dtype=dtype)
-        for (shape, dtype), extent in zip(visible, extents, strict=True)
+        x.new_empty((*lead, shape[1]) if tall else shape, dtype=dtype) for (shape, dtype), tall in zip(visible, made.tall, strict=True)
     ]
     return [*shaped, *(x.new_empty(shape, dtype=dtype) for shape, dtype in fresh)]
-
-
-def _visible_extent(output: Output, made: Recipe) -> str:
-    if output.name == "d":
-        return MATRIX
-    return extent_of(transform(output.node, lambda x: _placed(x, made)))
 
 
 def _backward_fake(cotangents: list[Tensor], held: list[Tensor], written: str) -> list[Tensor]:
@@ -154,13 +140,14 @@ def _backward_extent(node: Node, made: Recipe) -> str:
     assert made.gradient is not None
     saved = {s.name: s.extent for s in made.gradient.saved}
     given = dict(zip(made.network.first.input_names, made.extents, strict=False))
-    outputs = {name: _visible_extent(_output(made.network.first, output), made) for name, output in made.gradient.cotangents}
+    first = made.network.first
+    outputs = {name: placed(_output(first, output).node, made.network, made.extents) for name, output in made.gradient.cotangents}
     places = {**given, **saved, **outputs}
 
-    def placed(x: Node) -> Node | None:
+    def fill(x: Node) -> Node | None:
         return Node("input", name=x.param("name"), extent=places[str(x.param("name"))]) if x.op == "input" else None
 
-    return extent_of(transform(node, placed))
+    return extent_of(transform(node, fill))
 
 
 def _output(expression: Expression, name: str) -> Output:
@@ -186,6 +173,10 @@ def _differentiated(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]
 
 def _through_op(made: Recipe, held: dict[str, Tensor], cotangents: dict[str, Tensor]) -> list[Tensor]:
     return torch.ops.epigemm.layer_backward([cotangents[name] for name in _flowing(made)], [held[slot] for slot in made.held], text(made))
+
+
+def _not_again(ctx: Any, *grads: Any) -> Any:
+    raise NotImplementedError("epigemm::layer_backward is not differentiated: a backward that is to be runs in PyTorch's own operations")
 
 
 # ---------------------------------------------------------------- flops
@@ -214,6 +205,7 @@ def _register() -> None:
         _library.impl(name, run, "CUDA")
         torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
     torch.library.register_autograd(f"{NAMESPACE}::layer", _differentiated, setup_context=_setup, lib=_library)
+    torch.library.register_autograd(f"{NAMESPACE}::layer_backward", _not_again, lib=_library)
     register_flop_formula(torch.ops.epigemm.layer)(_flops)
     register_flop_formula(torch.ops.epigemm.layer_backward)(_backward_flops)
 

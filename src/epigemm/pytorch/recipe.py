@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from epigemm.expression.check import input_usage
+from epigemm.expression.check import extent, input_usage
 from epigemm.expression.grad import Gradient, gradient
-from epigemm.expression.nodes import BITS, MATRIX, Expression, Node, Output, acc, input_, transform, walk
+from epigemm.expression.nodes import BITS, COLUMN, MATRIX, Expression, Node, Output, acc, input_, transform, walk
 from epigemm.expression.rules import VALUE, kind
 from epigemm.pytorch.network import Network, decode, encode
 
@@ -57,6 +57,7 @@ class Recipe:
         passed: slots of inputs whose gradient is D's cotangent itself.
         sums: slots of inputs whose gradient is the sum of D's cotangent over the rows.
         computed: slots of the gradients that are not passed.
+        tall: of each output that the user gets, whether it has x's leading dimensions: it varies along the rows, or could.
     """
 
     network: Network
@@ -72,6 +73,7 @@ class Recipe:
     passed: tuple[str, ...] = ()
     sums: tuple[str, ...] = ()
     computed: tuple[str, ...] = ()
+    tall: tuple[bool, ...] = (True,)
 
     @property
     def is_plain(self) -> bool:
@@ -92,8 +94,19 @@ def recipe(network: Network, extents: tuple[str, ...], flags: tuple[bool, ...], 
     found: Recipe | None = network.recipes.get(key)
     if found is None:
         needs = Needs(flags[0], flags[1 : 1 + network.weights], flags[1 + network.weights :])
-        found = network.recipes[key] = _make(Recipe(network, extents, dtype, needs, network.first))
+        tall = (True, *(placed(o.node, network, extents) in (MATRIX, COLUMN, BITS) for o in network.last.extras))
+        found = network.recipes[key] = _make(Recipe(network, extents, dtype, needs, network.first, tall=tall))
     return found
+
+
+def placed(node: Node, network: Network, extents: tuple[str, ...]) -> str:
+    """The extent of a value of the network's first layer."""
+    places = dict(zip(network.first.input_names, extents, strict=False))
+
+    def fill(x: Node) -> Node | None:
+        return Node("input", name=x.param("name"), extent=places[str(x.param("name"))]) if x.op == "input" else None
+
+    return extent(transform(node, fill))
 
 
 def text(made: Recipe) -> str:
