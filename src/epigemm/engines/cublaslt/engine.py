@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from epigemm import errors
+from epigemm.engines import costs
 from epigemm.engines.base import AbstractEngine, AbstractExecutable, Call, DirectLaunch, Refusal
 from epigemm.engines.cublaslt import algorithms, library
 from epigemm.engines.cublaslt.algorithms import AlgorithmCapabilities
@@ -205,7 +206,9 @@ class CublasLtEngine(AbstractEngine):
             preferences: which algorithms may be returned; the workspace is limited by `problem.compute.memory_limit` too.
         """
         asked = self._ask(problem, expression, preferences or Preferences())
-        return tuple(algorithms.candidate(r.raw, r.workspace_bytes, r.waves) for r in asked.results[:limit])
+        predicted_us = costs.fused_us(problem, asked.epilog)
+        found = (algorithms.candidate(r.raw, r.workspace_bytes, r.waves) for r in asked.results[:limit])
+        return tuple(replace(c, predicted_us=predicted_us) for c in found)
 
     def notes(self, problem: Problem, expression: Expression) -> tuple[str, ...]:
         """Where cuBLASLt's special values differ, and that a row-major D is computed transposed."""
