@@ -12,6 +12,7 @@ from epigemm.engines.base import AbstractEngine
 ENGINES: dict[str, tuple[str, str]] = {
     "cpu": ("epigemm.engines.cpu.engine", "cpu"),
     "cublaslt": ("epigemm.engines.cublaslt.engine", "cuda"),
+    "unfused": ("epigemm.engines.unfused.engine", "cuda"),
 }
 
 
