@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +25,6 @@ _TRACED = frozenset((*_PLAIN, FakeTensor, FunctionalTensor))
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
 _transforms = torch._C._functorch.peek_interpreter_stack
-_autocast = torch._C._is_any_autocast_enabled
 
 
 def run(network: Network, x: Tensor, weights: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> Sequence[Tensor]:
@@ -35,8 +35,6 @@ def run(network: Network, x: Tensor, weights: tuple[Tensor, ...], inputs: tuple[
       2. a dispatch or torch-function mode is active: the registered op.
       3. fused products, called directly; through an autograd.Function where a gradient is wanted.
     """
-    if _autocast():
-        x, weights, inputs = _autocasted(x, weights, inputs)
     tensors = (x, *weights, *inputs)
     for tensor in tensors:
         if type(tensor) not in _PLAIN:
@@ -62,22 +60,14 @@ def _indirect(network: Network, x: Tensor, weights: tuple[Tensor, ...], inputs: 
 
 def traced(network: str, x: Tensor, weights: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> list[Tensor]:
     """The outputs through the registered op, D first, and behind them what it made for the backward."""
-    x, weights, inputs = _autocasted(x, weights, inputs)
     enabled = torch.is_grad_enabled()
     needs = [enabled and t.requires_grad for t in (x, *weights, *inputs)]
     return LAYER(x, list(weights), list(inputs), network, needs)
 
 
-def _autocasted(
-    x: Tensor, weights: tuple[Tensor, ...], inputs: tuple[Tensor, ...]
-) -> tuple[Tensor, tuple[Tensor, ...], tuple[Tensor, ...]]:
+def autocasted(tensors: tuple[Tensor | None, ...], device: str) -> tuple[Any, ...]:
     """The operands in autocast's dtype where it is on, as PyTorch's linear gets them: floating, but not float64."""
-    kind = x.device.type
-    if not torch.is_autocast_enabled(kind):
-        return x, weights, inputs
-    dtype = torch.get_autocast_dtype(kind)
-
-    def cast(t: Tensor) -> Tensor:
-        return t.to(dtype) if t.is_floating_point() and t.dtype is not torch.float64 else t
-
-    return cast(x), tuple(map(cast, weights)), tuple(map(cast, inputs))
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple([t if t is None or not t.is_floating_point() or t.dtype is torch.float64 else t.to(dtype) for t in tensors])

@@ -16,7 +16,7 @@ from epigemm.expression.nodes import Expression, Node, Output, acc, input_, tran
 from epigemm.expression.trace import as_epilogue
 from epigemm.pytorch import activations
 from epigemm.pytorch.activations import Activation
-from epigemm.pytorch.dispatch import run, traced
+from epigemm.pytorch.dispatch import autocasted, run, traced
 from epigemm.pytorch.network import Network, encode
 from epigemm.pytorch.product import dtype_name
 
@@ -26,6 +26,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 Layers = tuple[Expression, Expression | None]
 
 _KEPT = 256
+
+autocast_is_on = torch._C._is_any_autocast_enabled
 
 
 def linear(
@@ -166,7 +168,7 @@ def apply(
         x: (*, k).
         weight: (n, k), or several, which give the epilogue one accumulator each.
         recompute: as in `linear`.
-        inputs: by name: (n,), (*, 1), (*, n), scalars or packed bits.
+        inputs: by name: (n,), (*, 1), (*, n), scalars or packed bits; read in their own dtypes, also under autocast.
 
     Returns:
         D of shape (*, n), or (D, {name: tensor}) where the epilogue has further outputs.
@@ -184,6 +186,9 @@ def apply(
     """
     weights = weight if isinstance(weight, tuple) else (weight,)
     _check(x, *((f"weight[{i}]" if len(weights) > 1 else "weight", w) for i, w in enumerate(weights)))
+    if autocast_is_on():
+        x, *weights_ = autocasted((x, *weights), x.device.type)
+        weights = tuple(weights_)
     names = _names(function, len(weights), "inputs").split()
     if set(names) != set(inputs):
         what = f"The epilogue takes the inputs {listed(names) or 'none'}, and is given {listed(inputs) or 'none'}."
@@ -208,6 +213,9 @@ def _call(
     residual: Tensor | None,
 ) -> Tensor:
     """D of a network that the table below makes."""
+    if autocast_is_on():
+        cast = autocasted((x, *weights, *biases), x.device.type)
+        x, weights, biases = cast[0], cast[1 : 1 + len(weights)], cast[1 + len(weights) :]
     flags = tuple([b is not None for b in biases])
     inputs: tuple[Any, ...] = biases if all(flags) else tuple([b for b in biases if b is not None])
     result = ""
