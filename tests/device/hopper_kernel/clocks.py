@@ -15,7 +15,9 @@ def main(shape: str, names: list[str]) -> None:
     bound = {}
     for name in names:
         kernel, _ = load(name.partition("@")[0])
-        bound[name] = kernel.bind(make_operands(kernel.signature, m, n, k, 1)[0], 16, "n" if "@n" in name else "sb" if "@sb" in name else "s")
+        bound[name] = kernel.bind(
+            make_operands(kernel.signature, m, n, k, 1)[0], 16, "n" if "@n" in name else "sb" if "@sb" in name else "s"
+        )
         bound[name].params.sums_n[3] = out.data_ptr()
     for mode in ("burst", "sustained"):
         for name, call in bound.items():
@@ -30,7 +32,9 @@ def main(shape: str, names: list[str]) -> None:
                 torch.cuda.synchronize()
                 rows.append(out.tolist())
             cycles, ns, *spent = (statistics.median(x) for x in zip(*rows))
-            print(f"{mode:10} {name:44} {cycles:10.0f} cycles {ns / 1e3:8.1f} us {cycles / ns * 1e3:6.0f} MHz   turn, products, last wait, epilogue a tile: {[int(x / tiles) for x in spent]}", flush=True)
+            part = [int(x / tiles) for x in spent]
+            speed = f"{cycles:10.0f} cycles {ns / 1e3:8.1f} us {cycles / ns * 1e3:6.0f} MHz"
+            print(f"{mode:10} {name:44} {speed}   turn, products, last wait, epilogue a tile: {part}", flush=True)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,13 @@ WORKSPACE_BYTES = 64 << 20
 
 
 class Result(ctypes.Structure):
-    _fields_ = [("algo", ctypes.c_uint64 * 8), ("workspace", ctypes.c_size_t), ("state", ctypes.c_int), ("waves", ctypes.c_float), ("reserved", ctypes.c_int * 4)]
+    _fields_ = [
+        ("algo", ctypes.c_uint64 * 8),
+        ("workspace", ctypes.c_size_t),
+        ("state", ctypes.c_int),
+        ("waves", ctypes.c_float),
+        ("reserved", ctypes.c_int * 4),
+    ]
 
 
 def _library() -> ctypes.CDLL:
@@ -37,7 +43,9 @@ def _layout(tensor: torch.Tensor) -> tuple[ctypes.c_void_p, bool]:
     row_major = tensor.stride(1) == 1
     layout = ctypes.c_void_p()
     size = (cols, rows, tensor.stride(0)) if row_major else (rows, cols, tensor.stride(1))
-    status = lt.cublasLtMatrixLayoutCreate(ctypes.byref(layout), CUDA_R[tensor.dtype], *(ctypes.c_uint64(x) for x in size[:2]), ctypes.c_int64(size[2]))
+    status = lt.cublasLtMatrixLayoutCreate(
+        ctypes.byref(layout), CUDA_R[tensor.dtype], *(ctypes.c_uint64(x) for x in size[:2]), ctypes.c_int64(size[2])
+    )
     assert status == 0, status
     return layout, row_major
 

@@ -6,13 +6,17 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any
 
+import isolate  # noqa: F401  (before epigemm)
 import torch
 
-import isolate  # noqa: F401  (before epigemm)
 from epigemm.engines.hopper.configs import TILE_K, Config, Signature
 
 TORCH_TYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
-EVICT_NORMAL, EVICT_FIRST, EVICT_LAST = 0x1000000000000000, 0x12F0000000000000, 0x14F0000000000000  # words that createpolicy.fractional makes, fraction 1
+EVICT_NORMAL, EVICT_FIRST, EVICT_LAST = (
+    0x1000000000000000,
+    0x12F0000000000000,
+    0x14F0000000000000,
+)  # words that createpolicy.fractional makes, fraction 1
 MAP_TYPES = {"f16": 6, "bf16": 9}  # CUtensorMapDataType
 SWIZZLES = {64: 2, 128: 3}  # bytes of a box's row -> CUtensorMapSwizzle
 L2_PROMOTION = {128: 2, 256: 3}  # bytes -> CUtensorMapL2promotion
@@ -183,7 +187,13 @@ class Bound:
     def _finisher(partial: torch.Tensor, out: torch.Tensor) -> tuple[int, Any, Any]:
         count, length = partial.shape
         kind = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}[out.dtype]
-        values = (ctypes.c_void_p(partial.data_ptr()), ctypes.c_void_p(out.data_ptr()), ctypes.c_int(count), ctypes.c_int(length), ctypes.c_int(kind))
+        values = (
+            ctypes.c_void_p(partial.data_ptr()),
+            ctypes.c_void_p(out.data_ptr()),
+            ctypes.c_int(count),
+            ctypes.c_int(length),
+            ctypes.c_int(kind),
+        )
         return ceil_div(length, 32), (ctypes.c_void_p * 5)(*(ctypes.addressof(v) for v in values)), values
 
     def __call__(self) -> None:

@@ -79,33 +79,44 @@ BIAS = Signature(along_n=("bf16",))
 EPILOGUES = [
     Epilogue("bare", "out.tile[0] = in.acc[0];", Signature(), lambda acc, **_: {"tiles": (acc[0],)}),
     Epilogue(
-        "bias_relu", "out.tile[0] = relu(in.acc[0] + in.along_n[0]);", BIAS,
+        "bias_relu",
+        "out.tile[0] = relu(in.acc[0] + in.along_n[0]);",
+        BIAS,
         lambda acc, along_n, **_: {"tiles": ((acc[0] + along_n[0]).relu(),)},
     ),
     Epilogue(
-        "bias_gelu_tanh", "out.tile[0] = gelu_tanh(in.acc[0] + in.along_n[0]);", BIAS,
+        "bias_gelu_tanh",
+        "out.tile[0] = gelu_tanh(in.acc[0] + in.along_n[0]);",
+        BIAS,
         lambda acc, along_n, **_: {"tiles": (_gelu(acc[0] + along_n[0], "tanh"),)},
     ),
     Epilogue(
-        "bias_gelu_erf", "out.tile[0] = gelu_erf(in.acc[0] + in.along_n[0]);", BIAS,
+        "bias_gelu_erf",
+        "out.tile[0] = gelu_erf(in.acc[0] + in.along_n[0]);",
+        BIAS,
         lambda acc, along_n, **_: {"tiles": (_gelu(acc[0] + along_n[0], "none"),)},
     ),
     Epilogue(
-        "bias_relu_aux", "const float y = in.acc[0] + in.along_n[0]; out.tile[0] = relu(y); out.bit[0] = y >= 0.0f;",
+        "bias_relu_aux",
+        "const float y = in.acc[0] + in.along_n[0]; out.tile[0] = relu(y); out.bit[0] = y >= 0.0f;",
         replace(BIAS, bits_out=1),
         lambda acc, along_n, **_: {"tiles": ((acc[0] + along_n[0]).relu(),), "bits": (acc[0] + along_n[0],)},
     ),
     Epilogue(
-        "bias_gelu_aux", "const float y = in.acc[0] + in.along_n[0]; out.tile[0] = gelu_tanh(y); out.tile[1] = y;",
+        "bias_gelu_aux",
+        "const float y = in.acc[0] + in.along_n[0]; out.tile[0] = gelu_tanh(y); out.tile[1] = y;",
         replace(BIAS, tiles_out=("bf16", "bf16")),
         lambda acc, along_n, **_: {"tiles": (_gelu(acc[0] + along_n[0], "tanh"), acc[0] + along_n[0])},
     ),
     Epilogue(
-        "bias_residual", "out.tile[0] = in.acc[0] + in.along_n[0] + in.tile[0];", replace(BIAS, tiles_in=("bf16",)),
+        "bias_residual",
+        "out.tile[0] = in.acc[0] + in.along_n[0] + in.tile[0];",
+        replace(BIAS, tiles_in=("bf16",)),
         lambda acc, along_n, tiles, **_: {"tiles": (acc[0] + along_n[0] + tiles[0],)},
     ),
     Epilogue(
-        "row_col_stats", "const float y = in.acc[0] * in.along_m[0] + in.along_n[0]; out.tile[0] = y; out.sum_n[0] = y * y; out.sum_m[0] = y;",
+        "row_col_stats",
+        "const float y = in.acc[0] * in.along_m[0] + in.along_n[0]; out.tile[0] = y; out.sum_n[0] = y * y; out.sum_m[0] = y;",
         replace(BIAS, along_m=("f32",), sums_m=1, sums_n=1),
         lambda acc, along_n, along_m, **_: {
             "tiles": (acc[0] * along_m[0] + along_n[0],),
@@ -115,17 +126,21 @@ EPILOGUES = [
         gain=5,
     ),
     Epilogue(
-        "drelu_bgrad", "const float d = in.bit[0] ? in.acc[0] : 0.0f; out.tile[0] = d; out.sum_m[0] = d;",
+        "drelu_bgrad",
+        "const float d = in.bit[0] ? in.acc[0] : 0.0f; out.tile[0] = d; out.sum_m[0] = d;",
         Signature(bits_in=1, sums_m=1),
         lambda acc, bits, **_: {"tiles": (_masked(acc, bits),), "sums_m": (_masked(acc, bits).sum(0),)},
     ),
     Epilogue(
-        "dgelu_bgrad", "const float d = in.acc[0] * gelu_tanh_slope(in.tile[0]); out.tile[0] = d; out.sum_m[0] = d;",
+        "dgelu_bgrad",
+        "const float d = in.acc[0] * gelu_tanh_slope(in.tile[0]); out.tile[0] = d; out.sum_m[0] = d;",
         Signature(tiles_in=("bf16",), sums_m=1),
         lambda acc, tiles, **_: {"tiles": (acc[0] * _gelu_slope(tiles[0]),), "sums_m": ((acc[0] * _gelu_slope(tiles[0])).sum(0),)},
     ),
     Epilogue(
-        "swiglu", "out.tile[0] = silu(in.acc[0]) * in.acc[1];", Signature(weights=2),
+        "swiglu",
+        "out.tile[0] = silu(in.acc[0]) * in.acc[1];",
+        Signature(weights=2),
         lambda acc, **_: {"tiles": (acc[0] * acc[0].sigmoid() * acc[1],)},
         gain=12,
     ),
@@ -133,19 +148,41 @@ EPILOGUES = [
         "d_swiglu",
         "const float s = sigmoid(in.tile[0]); out.tile[0] = in.acc[0] * in.tile[1] * s * (1.0f + in.tile[0] * (1.0f - s));"
         " out.tile[1] = in.acc[0] * in.tile[0] * s;",
-        Signature(tiles_in=("bf16", "bf16"), tiles_out=("bf16", "bf16")), _d_swiglu, gain=12,
+        Signature(tiles_in=("bf16", "bf16"), tiles_out=("bf16", "bf16")),
+        _d_swiglu,
+        gain=12,
     ),
 ]
 EPILOGUES += [  # what an epilogue costs: chains of so many FMAs, of so many special functions, an element
-    Epilogue(f"fma{n}", "float y = in.acc[0]; " + "y = fmaf(y, 0.999f, 0.001f);" * n + " out.tile[0] = y;", Signature(), lambda acc, **_: {"tiles": (acc[0],)}, gain=1e9)
+    Epilogue(
+        f"fma{n}",
+        "float y = in.acc[0]; " + "y = fmaf(y, 0.999f, 0.001f);" * n + " out.tile[0] = y;",
+        Signature(),
+        lambda acc, **_: {"tiles": (acc[0],)},
+        gain=1e9,
+    )
     for n in (4, 8, 16, 32)
 ]
 EPILOGUES += [
-    Epilogue(f"mufu{n}", "float y = in.acc[0]; " + "y = exp2_fast(y);" * n + " out.tile[0] = y;", Signature(), lambda acc, **_: {"tiles": (acc[0],)}, gain=1e9)
+    Epilogue(
+        f"mufu{n}",
+        "float y = in.acc[0]; " + "y = exp2_fast(y);" * n + " out.tile[0] = y;",
+        Signature(),
+        lambda acc, **_: {"tiles": (acc[0],)},
+        gain=1e9,
+    )
     for n in (1, 2, 4)
 ]
 EPILOGUES += [
-    Epilogue("vfma32", "float y = in.acc[0]; " + 'asm volatile("fma.rn.f32 %0, %0, %1, %2;" : "+f"(y) : "f"(0.999f), "f"(0.001f));' * 32 + " out.tile[0] = y;", Signature(), lambda acc, **_: {"tiles": (acc[0],)}, gain=1e9)
+    Epilogue(
+        "vfma32",
+        "float y = in.acc[0]; "
+        + 'asm volatile("fma.rn.f32 %0, %0, %1, %2;" : "+f"(y) : "f"(0.999f), "f"(0.001f));' * 32
+        + " out.tile[0] = y;",
+        Signature(),
+        lambda acc, **_: {"tiles": (acc[0],)},
+        gain=1e9,
+    )
 ]
 BY_NAME = {e.name: e for e in EPILOGUES}
 
@@ -157,6 +194,10 @@ def as_element(signature: Signature, element: str) -> Signature:
         return tuple(t if t == "f32" else element for t in types)
 
     return replace(
-        signature, element=element, along_n=swap(signature.along_n), along_m=swap(signature.along_m),
-        tiles_in=swap(signature.tiles_in), tiles_out=swap(signature.tiles_out),
+        signature,
+        element=element,
+        along_n=swap(signature.along_n),
+        along_m=swap(signature.along_m),
+        tiles_in=swap(signature.tiles_in),
+        tiles_out=swap(signature.tiles_out),
     )

@@ -10,11 +10,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import isolate  # noqa: F401  (before epigemm)
+from epilogues import BY_NAME, as_element
+from nvrtc import compile_cubin
 
 from epigemm.engines.hopper.configs import Config, Signature
 from epigemm.engines.hopper.source import kernel_source
-from epilogues import BY_NAME, as_element
-from nvrtc import compile_cubin
 
 BUILD = Path(__file__).parents[3] / "build" / "hopper"
 
@@ -42,20 +42,30 @@ def parse(name: str) -> tuple[str, Config, Signature]:
 CLOCKS = (  # where the probe's clock reads go: turn, products, last wait, epilogue
     ("int sequence, int steps) {", "int sequence, int steps, u32 (&spent)[4]) {\n    const u32 begin = clock();"),
     ("    u32 previous = 0;\n", "    const u32 turn = clock();\n    u32 previous = 0;\n"),
-    ("    if (config::pingpong && lane_index() == 0) barrier_arrive(turns", "    const u32 issued = clock();\n    if (config::pingpong && lane_index() == 0) barrier_arrive(turns"),
-    ("    wgmma_wait<0>();\n    release(previous);\n", "    wgmma_wait<0>();\n    spent[0] += turn - begin, spent[1] += issued - turn, spent[2] += clock() - issued;\n    release(previous);\n"),
+    (
+        "    if (config::pingpong && lane_index() == 0) barrier_arrive(turns",
+        "    const u32 issued = clock();\n    if (config::pingpong && lane_index() == 0) barrier_arrive(turns",
+    ),
+    (
+        "    wgmma_wait<0>();\n    release(previous);\n",
+        "    wgmma_wait<0>();\n    spent[0] += turn - begin, spent[1] += issued - turn, spent[2] += clock() - issued;\n"
+        "    release(previous);\n",
+    ),
     ("    Accumulators acc;\n", "    Accumulators acc;\n    u32 spent[4] = {};\n"),
     ("sequence, p.steps);\n", "sequence, p.steps, spent);\n        const u32 epilogue_begin = clock();\n"),
     ("        finisher.finish_tile(acc);\n", "        finisher.finish_tile(acc);\n        spent[3] += clock() - epilogue_begin;\n"),
-    ("    if (lane_index() == 0) stores_wait_read<0>();\n}", """    if (lane_index() == 0) stores_wait_read<0>();
+    (
+        "    if (lane_index() == 0) stores_wait_read<0>();\n}",
+        """    if (lane_index() == 0) stores_wait_read<0>();
     if (blockIdx.x == 0 && group == 0 && threadIdx.x % 128 == 0 && p.sums_n[3] != nullptr)
         for (int i = 0; i < 4; ++i) reinterpret_cast<u64*>(p.sums_n[3])[2 + i] = spent[i];
-}"""),
+}""",
+    ),
 )
 
 
 def with_clocks(source: str) -> str:
-    """The kernel, but block 0 also writes where `sums_n[3]` points, if it does: its cycles and nanoseconds, and what one warpgroup spent."""
+    """The kernel, but block 0 also writes its cycles and nanoseconds, and what one warpgroup spent, where `sums_n[3]` points, if it does."""
     begin = "    u64 clocks[2] = {clock64(), nanoseconds()};\n    extern __shared__"
     end = """    if (threadIdx.x == 0 && blockIdx.x == 0 && p.sums_n[3] != nullptr) {
         u64* to = reinterpret_cast<u64*>(p.sums_n[3]);
