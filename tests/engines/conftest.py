@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,9 @@ import numpy as np
 import pytest
 
 from epigemm.testing.placing import numpy_view, torch_view
+
+# Triton decides when it is first imported whether it interprets kernels on the CPU.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @dataclass(frozen=True)

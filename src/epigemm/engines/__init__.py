@@ -13,7 +13,10 @@ ENGINES: dict[str, tuple[str, str]] = {
     "cpu": ("epigemm.engines.cpu.engine", "cpu"),
     "cublaslt": ("epigemm.engines.cublaslt.engine", "cuda"),
     "unfused": ("epigemm.engines.unfused.engine", "cuda"),
+    "triton": ("epigemm.engines.triton.engine", "cuda"),
 }
+# Engines that also run their kernels on the CPU, slowly, for tests, where they are asked for by name.
+EMULATED = ("triton",)
 
 
 @cache
@@ -32,3 +35,8 @@ def get(name: str) -> AbstractEngine:
 def for_device(device: str) -> tuple[str, ...]:
     """The names of the engines that compute on "cpu" or "cuda:<index>"."""
     return tuple(name for name, (_, kind) in ENGINES.items() if kind == device.partition(":")[0])
+
+
+def named_for_device(device: str) -> tuple[str, ...]:
+    """The names of the engines that may be asked for by name on "cpu" or "cuda:<index>"; each says itself whether it then runs."""
+    return (*for_device(device), *(EMULATED if device == "cpu" else ()))

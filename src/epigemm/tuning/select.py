@@ -36,7 +36,7 @@ def select(problem: Problem, expression: Expression, engine: str = AUTO, limit: 
     names = engines.for_device(problem.device) if engine == AUTO else (engine,)
     if engine != AUTO:
         engines.get(engine)
-        if engine not in engines.for_device(problem.device):
+        if engine not in engines.named_for_device(problem.device):
             raise errors.engine_of_other_device(engine, problem.device, engines.for_device(problem.device))
     if not names:
         why = "none of the engines of this version computes there"

@@ -9,6 +9,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# Whether Triton interprets: decided when it is imported.
+INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+
 
 @triton.jit
 def epi_maximum(x, y):
@@ -122,3 +125,58 @@ def epi_uniform(seed, row, column, batch):
     which = column % 4
     word = tl.where(which == 0, c0, tl.where(which == 1, c1, tl.where(which == 2, c2, c3)))
     return (word >> 8).to(tl.float32) * 5.9604644775390625e-08
+
+
+@triton.jit
+def epi_nearest(x, DIGITS: tl.constexpr, SMALLEST: tl.constexpr):
+    # float32 rounded to DIGITS bits behind the point, and below SMALLEST, the type's smallest normal number, to its even steps there.
+    bits = x.to(tl.int32, bitcast=True)
+    bits = (bits + ((1 << (22 - DIGITS)) - 1) + ((bits >> (23 - DIGITS)) & 1)) & -(1 << (23 - DIGITS))
+    # Adding 1.5 * 2^23 steps rounds to whole steps.
+    shift = 12582912.0 * SMALLEST / (1 << DIGITS)
+    near = tl.where(tl.abs(x) < SMALLEST, (x + shift) - shift, bits.to(tl.float32, bitcast=True))
+    return tl.where(x == x, near, x)
+
+
+@triton.jit
+def epi_cast(x, TYPE: tl.constexpr):
+    # float32 as TYPE, to nearest even; 8-bit floats saturate to the largest finite value.
+    if TYPE == tl.float8e4nv:
+        x = epi_minimum(epi_maximum(x, -448.0), 448.0)
+    if TYPE == tl.float8e5:
+        x = epi_minimum(epi_maximum(x, -57344.0), 57344.0)
+    if INTERPRETED:
+        # Triton 3.9's interpreter cuts bfloat16's digits off and loses the carry of an 8-bit float: what it gets is exact.
+        if TYPE == tl.float8e4nv:
+            x = epi_nearest(x, 3, 0.015625)
+        if TYPE == tl.float8e5:
+            x = epi_nearest(x, 2, 6.103515625e-05)
+        if TYPE == tl.bfloat16:
+            x = epi_nearest(x, 7, 0.0)
+    return x.to(TYPE)
+
+
+@triton.jit
+def epi_round(x, TYPE: tl.constexpr):
+    return epi_cast(x, TYPE).to(tl.float32)
+
+
+@triton.jit
+def epi_largest(x, AXIS: tl.constexpr):
+    # The maximum along an axis, NaN where there is one: tl.max leaves NaN out.
+    has_nan = tl.max((x != x).to(tl.int32), axis=AXIS) > 0
+    return tl.where(has_nan, float("nan"), tl.max(tl.where(x == x, x, float("-inf")), axis=AXIS))
+
+
+@triton.jit
+def epi_pack(condition, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    # [BLOCK_M, BLOCK_N] of bool -> [BLOCK_M, BLOCK_N / 8] bytes, bit j % 8 of byte j // 8 is column j.
+    bits = tl.reshape(condition.to(tl.int32), (BLOCK_M, BLOCK_N // 8, 8)) << tl.arange(0, 8)[None, None, :]
+    return tl.sum(bits, axis=2).to(tl.uint8)
+
+
+@triton.jit
+def epi_unpack(packed, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    # [BLOCK_M, BLOCK_N / 8] bytes -> [BLOCK_M, BLOCK_N] of bool.
+    bits = (packed.to(tl.int32)[:, :, None] >> tl.arange(0, 8)[None, None, :]) & 1
+    return tl.reshape(bits, (BLOCK_M, BLOCK_N)) != 0
