@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 
@@ -79,10 +78,36 @@ def test_each_contender_is_timed_in_every_round():
         return run
 
     seen = []
-    times = measure.time_interleaved_ms({who: counted(who) for who in calls}, 3, lambda: seen.append(dict(calls)))
+    times, others = measure.time_interleaved_ms({who: counted(who) for who in calls}, 3, lambda: seen.append(dict(calls)), 0)
+    assert len(others) == len(seen) == 3
     assert {who: len(t) for who, t in times.items()} == {"a": 3, "b": 3}
     assert all(t > 0 for who in times for t in times[who])
-    assert all(later["a"] > earlier["a"] and later["b"] > earlier["b"] for earlier, later in itertools.pairwise(seen))
+
+
+def test_disturbed_rounds_are_timed_again(monkeypatch):
+    """The first, third and fifth of six rounds are disturbed; the quiet ones are taken, whatever their times."""
+    shares = iter([0.9, 0.01, 0.5, 0.02, 0.3, 0.0])
+    monkeypatch.setattr(measure, "_others_share", lambda before, after: next(shares))
+    seen = []
+    _, others = measure.time_interleaved_ms({"a": lambda: None}, 3, lambda: seen.append(1), 60)
+    assert others == [0.0, 0.01, 0.02]
+    assert len(seen) == 3
+
+
+def test_patience_ends(monkeypatch):
+    shares = iter([0.9, 0.5, 0.7])
+    monkeypatch.setattr(measure, "_others_share", lambda before, after: next(shares))
+    seen = []
+    _, others = measure.time_interleaved_ms({"a": lambda: None}, 3, lambda: seen.append(1), 0)
+    assert others == [0.5, 0.7, 0.9]
+    assert len(seen) == 3
+
+
+def test_what_others_took_is_what_is_left():
+    assert measure._others_share((0.0, 0.0, 0.0), (10.0, 6.0, 4.0)) == pytest.approx(0.2)
+    assert measure._others_share((0.0, 5.0, 5.0), (0.0, 6.0, 6.0)) == 0
+    there, worked, own = measure._processor_s()
+    assert there >= worked >= own > 0
 
 
 def test_a_ratio_is_taken_round_by_round():

@@ -126,7 +126,7 @@ def test_an_unknown_engine_is_refused():
 
 def test_bench_writes_what_it_shows(tmp_path):
     path = tmp_path / "out" / "smoke.json"
-    done = run("bench", "smoke", "--rounds", "2", "--no-memory", "--json", str(path), "--check")
+    done = run("bench", "smoke", "--rounds", "2", "--no-memory", "--patience", "0", "--json", str(path), "--check")
     assert done.returncode == 0, done.stderr
     found = json.loads(path.read_text())
     assert [row["epilogue"] for row in found["rows"]] == ["bias_relu", "bias_gelu"]
@@ -139,7 +139,7 @@ def test_bench_writes_what_it_shows(tmp_path):
 
 
 def test_bench_as_json_alone_on_stdout():
-    done = run("bench", "smoke", "--rounds", "1", "--no-memory", "--json", "-")
+    done = run("bench", "smoke", "--rounds", "1", "--no-memory", "--patience", "0", "--json", "-")
     assert json.loads(done.stdout)["suite"] == "smoke"
 
 
@@ -148,7 +148,7 @@ def test_a_missed_bar_exits_with_1_if_asked():
         "import sys; from epigemm.bench import suites\n"
         "suites.SUITES['never'] = (suites.Case('bias_relu', 8, 8, 8, 'float32', -1.0),)\n"
         "from epigemm.cli import main\n"
-        "sys.argv = ['epigemm', 'bench', 'never', '--rounds', '1', '--no-memory', *sys.argv[1:]]\nsys.exit(main())"
+        "sys.argv = ['epigemm', 'bench', 'never', '--rounds', '1', '--no-memory', '--patience', '0', *sys.argv[1:]]\nsys.exit(main())"
     )
     pytest.importorskip("torch")
     for words, status in (([], 0), (["--check"], 1)):

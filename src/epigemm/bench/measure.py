@@ -1,12 +1,14 @@
-"""How a case is measured: verified against float64, then timed in interleaved rounds."""
+"""How a case is measured: verified against float64, then timed in interleaved rounds, those that others disturb least."""
 
 from __future__ import annotations
 
+import os
 import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,10 @@ from epigemm.bench.baselines import EPILOGUES, OURS, TORCH, Array, Data, Run, co
 from epigemm.bench.suites import BAR_SLACK, Case
 
 ROUNDS, LEAST_ROUNDS = 11, 7
+
+# A round in which other processes took more than this share of the processors is timed again, for at most so long.
+DISTURBED_SHARE = 0.1
+PATIENCE_S = 30.0
 
 # One timing lasts about this long: the call is repeated until it does.
 _TIMING_S = 0.06
@@ -47,12 +53,14 @@ class Row:
         plan: the candidate that ran, as text.
         error_share: the largest error as a share of what is allowed; at most 1.
         times_ms: by contender, one number a round.
+        others: in each round, the share of the processors that other processes took.
     """
 
     case: Case
     plan: str
     error_share: float
     times_ms: dict[str, list[float]]
+    others: list[float] = field(default_factory=list)
 
     def median_ms(self, who: str) -> float:
         return statistics.median(self.times_ms[who])
@@ -76,17 +84,19 @@ class Row:
             "median_ms": {who: round(self.median_ms(who), 4) for who in self.times_ms},
             "ratio": {who: asdict(Ratio.of(self.times_ms[OURS], self.times_ms[who])) for who in others},
             "holds": self.holds,
+            "others": [round(share, 3) for share in self.others],
             "times_ms": {who: [round(t, 4) for t in times] for who, times in self.times_ms.items()},
         }
 
 
-def measure(case: Case, engine: str, rounds: int, on_round: Callable[[], None] = lambda: None) -> Row:
+def measure(case: Case, engine: str, rounds: int, patience_s: float = PATIENCE_S, on_round: Callable[[], None] = lambda: None) -> Row:
     """The case verified and timed.
 
     Args:
         case: what.
         engine: the engine that ours uses.
         rounds: how many, at least `LEAST_ROUNDS` for a result to be quoted.
+        patience_s: for how long disturbed rounds are timed again.
         on_round: called after each round.
 
     Raises:
@@ -100,7 +110,8 @@ def measure(case: Case, engine: str, rounds: int, on_round: Callable[[], None] =
     for who, run in runs.items():
         share_of = verify(case, data, np.asarray(run()), who)
         share = max(share, share_of) if who == OURS else share
-    return Row(case, plan_of(case, data, engine), share, time_interleaved_ms(runs, rounds, on_round))
+    times, others = time_interleaved_ms(runs, rounds, on_round, patience_s)
+    return Row(case, plan_of(case, data, engine), share, times, others)
 
 
 def plan_of(case: Case, data: Data, engine: str) -> str:
@@ -137,17 +148,47 @@ def verify(case: Case, data: Data, result: Array, who: str) -> float:
     return worst
 
 
-def time_interleaved_ms(runs: dict[str, Run], rounds: int, on_round: Callable[[], None]) -> dict[str, list[float]]:
-    """The mean time of a call in each round, each contender once a round in a random order."""
+def time_interleaved_ms(
+    runs: dict[str, Run], rounds: int, on_round: Callable[[], None], patience_s: float
+) -> tuple[dict[str, list[float]], list[float]]:
+    """The mean time of a call in each round, each contender once a round in a random order; and what others took of the processors.
+
+    A disturbed round does not count towards `rounds` until patience is over; then the least disturbed ones are taken. What decides is
+    the load that others make, never the times.
+    """
     repeats = {who: max(1, round(_TIMING_S / _timed_s(run, 1))) for who, run in runs.items()}
-    times: dict[str, list[float]] = {who: [] for who in runs}
-    order, shuffle = list(runs), random.Random(0).shuffle
-    for _ in range(rounds):
+    order, shuffle, end = list(runs), random.Random(0).shuffle, time.monotonic() + patience_s
+    timed: list[tuple[float, dict[str, float]]] = []
+    quiet = 0
+    while quiet < rounds and (len(timed) < rounds or time.monotonic() < end):
         shuffle(order)
-        for who in order:
-            times[who].append(_timed_s(runs[who], repeats[who]) * 1e3)
+        before = _processor_s()
+        times = {who: _timed_s(runs[who], repeats[who]) * 1e3 for who in order}
+        timed.append((_others_share(before, _processor_s()), times))
+        if timed[-1][0] <= DISTURBED_SHARE:
+            quiet += 1
+            on_round()
+    for _ in range(rounds - quiet):
         on_round()
-    return times
+    kept = sorted(timed, key=lambda one: one[0])[:rounds]
+    return {who: [times[who] for _, times in kept] for who in runs}, [share for share, _ in kept]
+
+
+def _processor_s() -> tuple[float, float, float]:
+    """Seconds that all processors have been there, that they have worked, and that they have worked for this process."""
+    own = sum(os.times()[:2])
+    try:
+        fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    except (OSError, ValueError):
+        return 0.0, own, own
+    tick = os.sysconf("SC_CLK_TCK")
+    return sum(fields) / tick, (sum(fields) - fields[3] - fields[4]) / tick, own
+
+
+def _others_share(before: tuple[float, float, float], after: tuple[float, float, float]) -> float:
+    """The share of all processors' time that other processes took, 0 where the system does not tell."""
+    there, worked, own = (b - a for a, b in zip(before, after, strict=True))
+    return max(0.0, (worked - own) / there) if there > 0 else 0.0
 
 
 def _timed_s(run: Run, repeats: int) -> float:

@@ -83,6 +83,7 @@ def bench(
     suite: Annotated[str, typer.Argument(help="What to measure: linear, or smoke to see that all runs.")] = "linear",
     engine: Engine = "cpu",
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved timings of each contender; 7 or more to be quoted.")] = 11,
+    patience: Annotated[float, typer.Option(min=0, help="Seconds a case in which rounds that others disturb are timed again.")] = 30,
     memory: Annotated[bool, typer.Option(help="Measure peak memory over a 1 GiB output too (Linux).")] = True,
     to: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the stamped result; - prints it.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a bar is missed.")] = False,
@@ -93,7 +94,7 @@ def bench(
 
     if suite not in SUITES:
         raise errors.wrong_value("suite", suite, f"one of {', '.join(SUITES)}")
-    measured = measure(suite, engine, rounds, memory)
+    measured = measure(suite, engine, rounds, patience, memory)
     data = measured.as_json()
     if str(to) == "-":
         print(report.text(data), end="")
@@ -108,7 +109,7 @@ def bench(
         raise typer.Exit(1)
 
 
-def measure(suite: str, engine: str, rounds: int, with_memory: bool) -> Any:
+def measure(suite: str, engine: str, rounds: int, patience_s: float, with_memory: bool) -> Any:
     """The report of one suite, with a progress bar."""
     from epigemm.bench import baselines, memory, stamp
     from epigemm.bench.measure import measure as measure_case
@@ -123,7 +124,7 @@ def measure(suite: str, engine: str, rounds: int, with_memory: bool) -> Any:
         task = progress.add_task(suite, total=len(cases) * rounds + (len(memory.CONTENDERS) if with_memory else 0))
         for case in cases:
             progress.update(task, description=str(case))
-            rows.append(measure_case(case, engine, rounds, lambda: progress.advance(task)))
+            rows.append(measure_case(case, engine, rounds, patience_s, lambda: progress.advance(task)))
         progress.update(task, description="peak memory")
         peaks = memory.measure(engine, lambda: progress.advance(task)) if with_memory else []
     return Report(suite, engine, rounds, stamp.stamp(), tuple(rows), tuple(peaks))
