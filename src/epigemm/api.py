@@ -249,6 +249,7 @@ class Matmul:
         self._prepared: Prepared | None = None
         self._variants: dict[Any, Prepared] = {}
         self._direct: Callable[[Any], Any] | None = None
+        self._direct_of: Candidate | None = None  # a setting of the algorithm that was changed since makes another candidate
         self._signature: Any = None
         self._algorithms: tuple[Algorithm, ...] | None = None
         self._input_names: tuple[str, ...] = ()
@@ -378,12 +379,12 @@ class Matmul:
             errors.StateError: before `plan`, or after `release_operands`.
             errors.AlgorithmError: the algorithm is none of the plan's.
         """
-        if self._direct is not None and algorithm is None and stream is None:
+        algorithms = self._algorithms or ()
+        if self._direct is not None and algorithm is None and stream is None and self._direct_of is algorithms[0].candidate:
             result = self._direct(out)
             if result is not direct.MISS:
                 return result
         arguments, prepared = self._live(), self._planned("Execution")
-        algorithms = self._algorithms or ()
         if algorithm is not None and not any(algorithm is known for known in algorithms):
             raise errors.foreign_algorithm()
         candidate: Candidate = (algorithm or algorithms[0]).candidate
@@ -397,7 +398,7 @@ class Matmul:
         if placed is not arguments:
             return mirrors.to_host(result, arguments, inplace=prepared.inplace, stream=handle or 0)
         if out is None and candidate is algorithms[0].candidate and not self._log.isEnabledFor(logging.INFO):
-            self._direct = direct.bound(prepared, candidate, arguments, result)
+            self._direct, self._direct_of = direct.bound(prepared, candidate, arguments, result), candidate
         return result
 
     def _variant(self, arguments: Arguments) -> Prepared:

@@ -183,7 +183,7 @@ def _named(result: Any) -> dict[str, Array]:
 
 def _host(tensor: Any) -> Array:
     if hasattr(tensor, "get"):
-        return np.asarray(tensor.get())
+        return np.asarray(tensor.get(order="A"))
     return numpy_view(tensor.cpu() if hasattr(tensor, "cpu") else tensor)
 
 
