@@ -25,6 +25,7 @@ from epigemm.options import (
     options_key,
 )
 from epigemm.plans import Algorithm, Candidate, PlanCache
+from epigemm.problem import Problem
 from epigemm.tensors import CPU
 from epigemm.tuning.measure import medians_us
 from epigemm.tuning.select import AUTO
@@ -251,6 +252,7 @@ class Matmul:
         self._direct: Callable[[Any], Any] | None = None
         self._direct_of: Candidate | None = None  # a setting of the algorithm that was changed since makes another candidate
         self._signature: Any = None
+        self._problem: Problem | None = None
         self._algorithms: tuple[Algorithm, ...] | None = None
         self._input_names: tuple[str, ...] = ()
         self._freed = False
@@ -303,7 +305,7 @@ class Matmul:
         # Nothing fails from here on.
         self._wanted, self._arguments, self._prepared, self._direct = wanted, arguments, prepared, None
         self._variants.clear()
-        self._signature, self._form = arguments.signature, Form.of(arguments)
+        self._signature, self._form, self._problem = arguments.signature, Form.of(arguments), prepared.plan.problem
         self._input_names = prepared.epilog.expression.input_names
         self._algorithms = chosen or tuple(map(Algorithm, prepared.plan.candidates))
         self._log.info("= PLANNING PHASE = %s", prepared.plan)
@@ -387,10 +389,12 @@ class Matmul:
         arguments, prepared = self._live(), self._planned("Execution")
         if algorithm is not None and not any(algorithm is known for known in algorithms):
             raise errors.foreign_algorithm()
-        candidate: Candidate = (algorithm or algorithms[0]).candidate
         if out is not None:
             arguments = replace(arguments, out=args.collect(arguments.a.array, arguments.b[0].array, None, out).out)
             prepared = self._variant(arguments)
+        candidate: Candidate = (algorithm or algorithms[0]).candidate
+        if algorithm is None and prepared.plan.problem != self._problem:
+            candidate = prepared.plan.candidates[0]  # another order or alignment than the algorithms were chosen for
         placed = _placed(arguments, self._wanted.options)
         handle = stream_handle(stream)
         result = prepared.execute(specification.matrices(placed), candidate, stream=handle)
