@@ -305,7 +305,7 @@ class Matmul:
         # Nothing fails from here on.
         self._wanted, self._arguments, self._prepared, self._direct = wanted, arguments, prepared, None
         self._variants.clear()
-        self._signature, self._form, self._problem = arguments.signature, Form.of(arguments), prepared.plan.problem
+        self._signature, self._form, self._problem = arguments.signature, Form.of(arguments), _form(prepared.plan.problem)
         self._input_names = prepared.epilog.expression.input_names
         self._algorithms = chosen or tuple(map(Algorithm, prepared.plan.candidates))
         self._log.info("= PLANNING PHASE = %s", prepared.plan)
@@ -393,7 +393,7 @@ class Matmul:
             arguments = replace(arguments, out=args.collect(arguments.a.array, arguments.b[0].array, None, out).out)
             prepared = self._variant(arguments)
         candidate: Candidate = (algorithm or algorithms[0]).candidate
-        if algorithm is None and prepared.plan.problem != self._problem:
+        if algorithm is None and _form(prepared.plan.problem) != self._problem:
             candidate = prepared.plan.candidates[0]  # another order or alignment than the algorithms were chosen for
         placed = _placed(arguments, self._wanted.options)
         handle = stream_handle(stream)
@@ -493,6 +493,11 @@ class Matmul:
         if self._prepared is None:
             raise errors.not_planned(what)
         return self._prepared
+
+
+def _form(problem: Problem) -> Problem:
+    """The problem as algorithms depend on it: no access is wider than 16 bytes, so that a D of ours is aligned no better than an `out`."""
+    return replace(problem, d=replace(problem.d, alignment_bytes=min(problem.d.alignment_bytes, 16)))
 
 
 def _chosen(algorithms: Iterable[Algorithm] | None) -> tuple[Algorithm, ...]:
