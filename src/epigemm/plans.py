@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -150,22 +151,35 @@ class Algorithm:
         return f"Algorithm({self.candidate})"
 
 
+# One for all caches: it is held for some dictionary operations only.
+_lock = threading.Lock()
+
+
+def _free_lock() -> None:
+    """In a forked child: a thread that held the lock is gone, and would hold it for ever."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_free_lock)
+
+
 class PlanCache(Generic[V]):
     """A bounded, thread-safe, least-recently-used map from everything that decides a plan to the prepared plan."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._entries: OrderedDict[Hashable, V] = OrderedDict()
-        self._lock = threading.Lock()
 
     def get(self, key: Hashable, make: Callable[[], V]) -> V:
         """The entry for `key`, made by `make()` on a miss. Two threads may both make it; one result is kept."""
-        with self._lock:
+        with _lock:
             if key in self._entries:
                 self._entries.move_to_end(key)
                 return self._entries[key]
         made = make()
-        with self._lock:
+        with _lock:
             kept = self._entries.setdefault(key, made)
             self._entries.move_to_end(key)
             while len(self._entries) > self.capacity:
@@ -173,7 +187,7 @@ class PlanCache(Generic[V]):
             return kept
 
     def clear(self) -> None:
-        with self._lock:
+        with _lock:
             self._entries.clear()
 
     def __len__(self) -> int:

@@ -6,7 +6,9 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import tracemalloc
+from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -14,11 +16,13 @@ import numpy as np
 import pytest
 
 import epigemm.expression as eg
+from epigemm import plans
 from epigemm.engines.base import Call
 from epigemm.engines.cpu import masks, narrow, random, threads
 from epigemm.engines.cpu.engine import ENGINE
 from epigemm.engines.cpu.tiling import LEFT_BYTES, RIGHT_BYTES, tiling
 from epigemm.engines.cpu.walk import walk_of
+from epigemm.expression import nodes
 from epigemm.expression.check import check
 from epigemm.expression.philox import philox
 from epigemm.problem import Compute, Operand, Problem
@@ -216,19 +220,74 @@ def test_together_runs_in_each_thread_and_raises() -> None:
     names: list[str] = []
     barrier = threading.Barrier(2, timeout=10)
 
-    def work() -> None:
+    def work(items: Iterator[int]) -> None:
         barrier.wait()
         names.append(threading.current_thread().name)
 
-    threads.together(work, 2)
+    threads.together(work, range(2), 2)
     assert len(set(names)) == 2
 
-    def fail() -> None:
+    def fail(items: Iterator[int]) -> None:
         if threading.current_thread() is not threading.main_thread():
             raise ValueError("in the other thread")
 
     with pytest.raises(ValueError, match="in the other thread"):
-        threads.together(fail, 2)
+        threads.together(fail, range(2), 2)
+
+
+def test_an_interrupt_leaves_the_other_threads_nothing_to_do() -> None:
+    barrier, done = threading.Barrier(2, timeout=10), []
+    interrupted = threading.Event()
+
+    def work(items: Iterator[int]) -> None:
+        barrier.wait()
+        if threading.current_thread() is threading.main_thread():
+            try:
+                raise KeyboardInterrupt
+            finally:
+                interrupted.set()
+        interrupted.wait(10)
+        time.sleep(0.05)
+        done.extend(items)
+
+    with pytest.raises(KeyboardInterrupt):
+        threads.together(work, range(1000), 2)
+    assert done == []
+
+
+def test_a_product_in_an_exit_handler() -> None:
+    program = """
+import atexit, numpy as np, epigemm as eg
+def last():
+    d = eg.matmul(np.ones((1500, 800), np.float32), np.ones((800, 1500), np.float32), epilog="relu")
+    print((d == 800).all())
+atexit.register(last)
+"""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    found = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False, timeout=120)
+    assert (found.stdout.strip(), found.stderr) == ("True", "")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("module", [nodes, plans], ids=lambda module: module.__name__)
+def test_a_lock_held_by_a_thread_does_not_bind_a_forked_child(module: Any) -> None:
+    taken, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with module._lock:
+            taken.set()
+            leave.wait(30)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    taken.wait(10)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if module._lock.acquire(timeout=5) else 1)
+    _, status = os.waitpid(child, 0)
+    leave.set()
+    holder.join()
+    assert status == 0
 
 
 def test_blas_gets_its_threads_back() -> None:

@@ -6,6 +6,7 @@ computed once and comparing two expressions is comparing their outputs.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -18,6 +19,16 @@ _LONGEST_REPR = 1000
 
 _interned: WeakValueDictionary[Hashable, Node] = WeakValueDictionary()
 _lock = threading.Lock()
+
+
+def _free_lock() -> None:
+    """In a forked child: a thread that held the lock is gone, and would hold it for ever."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_free_lock)
 
 
 class Node:

@@ -115,8 +115,7 @@ class CpuExecutable(AbstractExecutable):
                 if self.shares == "panels":
                     self._matrices(call, self._items(call))
                 else:
-                    pending = iter(list(self._items(call)))
-                    threads.together(lambda: self._matrices(call, pending), min(self.cut.threads, threads.count()))
+                    threads.together(lambda items: self._matrices(call, items), self._items(call), min(self.cut.threads, threads.count()))
 
     def _matrices(self, call: Call, items: Iterator[Item]) -> None:
         with np.errstate(all="ignore"):  # it is each thread's own

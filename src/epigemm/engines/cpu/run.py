@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -197,9 +198,8 @@ class Run:
             for index, (rows, part) in enumerate(panels, first):
                 self._panel(block, rows, part, index, self.worker)
             return len(panels)
-        pending = iter(enumerate(panels, first))
 
-        def share() -> None:
+        def share(pending: Iterator[tuple[int, tuple[range, range]]]) -> None:
             worker = Worker(self.plan)
             try:
                 with np.errstate(all="ignore"):
@@ -208,7 +208,7 @@ class Run:
             finally:
                 worker.close()
 
-        threads.together(share, workers)
+        threads.together(share, enumerate(panels, first), workers)
         return len(panels)
 
     # --- one panel

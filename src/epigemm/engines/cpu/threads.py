@@ -9,12 +9,14 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 # How the libraries that NumPy is built with tell and take the number of their threads.
 _SPELLINGS = (
@@ -123,15 +125,28 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
 
 
-def together(work: Callable[[], None], threads: int) -> None:
-    """Run `work` once in each of `threads` threads, the caller's among them, and wait for all."""
-    if threads <= 1:
-        work()
-        return
-    pool = _workers()
-    others = [pool.submit(work) for _ in range(threads - 1)]
+def together(work: Callable[[Iterator[T]], None], items: Iterable[T], threads: int) -> None:
+    """Run `work` once in each of `threads` threads, the caller's among them, on an iterator that they share, and wait for all.
+
+    Where one raises, KeyboardInterrupt in the caller included, the others get no further items. Once the interpreter shuts down, when
+    no thread can be started any more, the caller does it alone.
+    """
+    pending = iter(list(items))  # a list's iterator can be shared; a generator cannot
+
+    def share() -> None:
+        try:
+            work(pending)
+        except BaseException:
+            for _ in pending:  # nothing is left to the others
+                pass
+            raise
+
+    others: list[Future[None]] = []
+    if threads > 1:
+        with suppress(RuntimeError):
+            others += [_workers().submit(share) for _ in range(threads - 1)]
     try:
-        work()
+        share()
     finally:
         for other in others:
             other.result()
