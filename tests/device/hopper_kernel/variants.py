@@ -48,8 +48,10 @@ CLOCKS = (  # where the probe's clock reads go: turn, products, last wait, epilo
     ),
     (
         "    wgmma_wait<0>();\n    release(previous);\n",
-        "    wgmma_wait<0>();\n    spent[0] += turn - begin, spent[1] += issued - turn, spent[2] += clock() - issued;\n"
-        "    release(previous);\n",
+        """    wgmma_wait<0>();
+    spent[0] += turn - begin, spent[1] += issued - turn, spent[2] += clock() - issued;
+    release(previous);
+""",
     ),
     ("    Accumulators acc;\n", "    Accumulators acc;\n    u32 spent[4] = {};\n"),
     ("sequence, p.steps);\n", "sequence, p.steps, spent);\n        const u32 epilogue_begin = clock();\n"),
@@ -65,7 +67,7 @@ CLOCKS = (  # where the probe's clock reads go: turn, products, last wait, epilo
 
 
 def with_clocks(source: str) -> str:
-    """The kernel, but block 0 also writes its cycles and nanoseconds, and what one warpgroup spent, where `sums_n[3]` points, if it does."""
+    """The kernel, but block 0 also writes its cycles and nanoseconds, and what a warpgroup spent, where `sums_n[3]` points, if it does."""
     begin = "    u64 clocks[2] = {clock64(), nanoseconds()};\n    extern __shared__"
     end = """    if (threadIdx.x == 0 && blockIdx.x == 0 && p.sums_n[3] != nullptr) {
         u64* to = reinterpret_cast<u64*>(p.sums_n[3]);
