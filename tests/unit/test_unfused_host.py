@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import epigemm as eg
 from epigemm import engines, layouts
 from epigemm.engines import outputs
 from epigemm.engines.base import AbstractEngine, AbstractExecutable, Call, Refusal
@@ -28,6 +29,7 @@ from epigemm.plans import Candidate
 from epigemm.problem import Compute, Operand, Problem
 from epigemm.testing import conformance
 from epigemm.testing.cases import Case, cases
+from epigemm.testing.planted import just_beyond
 
 CANARY = 0x5A
 GUARD_BYTES = 256
@@ -48,11 +50,12 @@ def address(array: Any) -> int:
 
 
 class HostProduct(AbstractExecutable):
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+    def __init__(self, problem: Problem, ran: list[Problem]) -> None:
+        self.problem, self.ran = problem, ran
 
     def run(self, call: Call) -> None:
         problem = self.problem
+        self.ran.append(problem)
         wide = problem.acc_dtype.numpy
         a, b = (view(at, x).astype(wide) for at, x in ((call.a, problem.a), (call.b[0], problem.b[0])))
         a, b = (x.conj() if o.conjugate else x for x, o in ((a, problem.a), (b, problem.b[0])))
@@ -93,8 +96,7 @@ class HostProducts(AbstractEngine):
     def prepare(self, problem: Problem, expression: Expression, candidate: Candidate) -> AbstractExecutable:
         refusal = self.supports(problem, expression)
         assert refusal is None, refusal
-        self.ran.append(problem)
-        return HostProduct(problem)
+        return HostProduct(problem, self.ran)
 
 
 class HostDevice(AbstractDevice):
@@ -287,3 +289,87 @@ def test_a_case(on_host: Any, case: Case, mode: str) -> None:
     on_host(OnHost())
     verdict = conformance.run_case(case, "unfused", mode=mode)
     assert verdict.refusal == "", verdict.refusal
+
+
+@pytest.mark.parametrize("case", CASES[4::37], ids=str)
+def test_operands_that_no_algorithm_reads_are_copied(on_host: Any, case: Case) -> None:
+    engine = on_host(OnHost(least_alignment=16))
+    verdict = conformance.run_case(case, "unfused")
+    assert verdict.refusal == "", verdict.refusal
+    assert all(x.alignment_bytes >= 16 for problem in engine.products.ran for x in (problem.a, *problem.b, problem.d))
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.topic == "user" and c.dtype == "float32"][::6], ids=str)
+def test_a_wrong_element_is_found(on_host: Any, case: Case) -> None:
+    on_host(OnHost())
+    tensors = case.build(np.random.default_rng(0))
+    with pytest.raises(AssertionError, match="elements are wrong"):
+        conformance.run_case(case, "unfused", corrupt=lambda outputs: just_beyond(case, tensors, outputs))
+
+
+def residual(x: Any, other: Any) -> Any:
+    return eg.tanh(x) + other
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_out_may_be_an_input(on_host: Any, dtype: str) -> None:
+    """The product is then not stored in D's memory: the input is still to be read."""
+    on_host(OnHost(way="in_place" if dtype == "bfloat16" else "exact"))
+    rng = np.random.default_rng(3)
+    kind = conformance.numpy_dtype(dtype)
+    a, b, other = (rng.normal(size=shape).astype(kind) for shape in ((5, 7), (7, 6), (5, 6)))
+    want = eg.matmul(a, b, epilog=residual, epilog_inputs={"other": other.copy()}, engine="unfused")
+    out = other.copy()
+    got = eg.matmul(a, b, epilog=residual, epilog_inputs={"other": out}, out=out, engine="unfused")
+    assert got is out
+    assert got.tobytes() == want.tobytes()
+    close = eg.matmul(a, b, epilog=residual, epilog_inputs={"other": other}, engine="cpu").astype(np.float64)
+    np.testing.assert_allclose(got.astype(np.float64), close, rtol=0.02)
+
+
+@pytest.mark.parametrize("beta", [0.75, 0.0])
+def test_out_may_be_a_c_that_the_pass_reads(on_host: Any, beta: float) -> None:
+    """Two Bs would be one way; here C has strides that D has too, and that cuBLASLt does not take."""
+    on_host(OnHost())
+    rng = np.random.default_rng(4)
+    a, b = rng.normal(size=(5, 7)), rng.normal(size=(7, 6))
+    c = rng.normal(size=(10, 12))[::2, ::2]
+    if beta == 0:
+        c[...] = np.nan
+    want = np.tanh(2 * (a @ b) + (beta * c if beta else 0))
+    got = eg.matmul(a, b, c, alpha=2.0, beta=beta, epilog=lambda x: eg.tanh(x), out=c, engine="unfused")
+    assert got is c
+    np.testing.assert_allclose(c, want, rtol=1e-12)
+
+
+@pytest.mark.parametrize("way", ["exact", "in_place"])
+def test_alpha_zero_reads_neither_a_nor_b(on_host: Any, way: str) -> None:
+    engine = on_host(OnHost(way=way))
+    a, b = (np.full(shape, np.nan, conformance.numpy_dtype("bfloat16")) for shape in ((4, 8), (8, 3)))
+    c = np.ones((4, 3), a.dtype)
+    with eg.Matmul(a, b, c, alpha=0.0, beta=0.5) as product:
+        product.plan(epilog=lambda x: eg.exp(x), engine="unfused")
+        before = len(engine.products.ran)
+        d = product.execute()
+        assert len(engine.products.ran) == before, "nothing is multiplied"
+    assert (d.astype(np.float64) == np.float64(np.exp(0.5)).astype(d.dtype).astype(np.float64)).all()
+
+
+def test_in_place_rounds_the_product_and_exact_does_not(on_host: Any) -> None:
+    rng = np.random.default_rng(5)
+    a, b = (rng.normal(size=shape).astype(conformance.numpy_dtype("bfloat16")) for shape in ((40, 64), (64, 48)))
+    product = a.astype(np.float32) @ b.astype(np.float32)
+    for way, before in (("exact", product), ("in_place", product.astype(a.dtype).astype(np.float32))):
+        on_host(OnHost(way=way))
+        got = eg.matmul(a, b, epilog=lambda x: x * 1.3, engine="unfused")
+        assert (got == (before * np.float32(1.3)).astype(a.dtype)).all(), way
+
+
+def test_an_eager_problem_is_finished_in_place_without_a_further_rounding(on_host: Any) -> None:
+    engine = on_host(OnHost())
+    rng = np.random.default_rng(6)
+    a, b = (rng.normal(size=shape).astype(conformance.numpy_dtype("bfloat16")) for shape in ((40, 64), (64, 48)))
+    eager = {"epilog": lambda x: eg.silu(x), "options": {"rounding": "eager"}}
+    got = eg.matmul(a, b, engine="unfused", **eager)
+    assert engine.products.ran[-1].d.dtype.name == "bfloat16"
+    assert (got == eg.matmul(a, b, engine="cpu", **eager)).mean() > 0.99

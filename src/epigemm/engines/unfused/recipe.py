@@ -84,7 +84,8 @@ class Copy:
     def step(self) -> Pass:
         target = self.target
         batch, (rows, columns) = target.batch, target.shape[-2:]
-        strides = layouts.broadcast_strides(self.source.shape, self.source.strides, target.shape)
+        own = self.source.shape[-len(target.shape) :], self.source.strides[-len(target.shape) :]  # without a batch where nothing varies
+        strides = layouts.broadcast_strides(*own, target.shape)
         problem = Problem(batch, rows, columns, 1, target, (target,), None, target, compute=Compute(scale_type=target.dtype.accumulator))
         whole = replace(self.source, shape=target.shape, strides=strides, conjugate=False)
         return Pass(problem, Expression((Output("d", acc(), target.dtype.name, MATRIX),), name="copy"), (whole,))
@@ -147,14 +148,14 @@ def empty(problem: Problem) -> bool:
 
 def ways(problem: Problem, expression: Expression, aligned: bool = False) -> tuple[str, ...]:
     """The ways in which the products may be stored, `EXACT` first."""
-    return tuple(_types(_operands(problem, problem.order, aligned)[0], problem, expression))
+    return tuple(_types(_operands(problem, problem.order, aligned)[0], problem, expression, aligned))
 
 
-def _types(read: Problem, problem: Problem, expression: Expression) -> dict[str, DType]:
+def _types(read: Problem, problem: Problem, expression: Expression, aligned: bool) -> dict[str, DType]:
     if problem.a.dtype.is_narrow and not read.a.dtype.is_narrow:  # widened: the product lacks its scales
         return {EXACT: problem.acc_dtype}
     types = accumulator_types(read, expression)
-    if problem.c is None or _reads_c(_product(read, problem, types[EXACT]), problem):
+    if problem.c is None or _reads_c(_product(read, problem, types[EXACT]), problem, aligned):
         return types
     return accumulator_types(read, _plus_c(problem, expression)[1])
 
@@ -187,14 +188,14 @@ def recipe(
     """
     multiplies = product and not empty(problem)
     read, copies = _operands(problem, problem.order, aligned and multiplies)
-    dtype = _types(read, problem, expression)[way]
+    dtype = _types(read, problem, expression, aligned)[way]
     widened = problem.a.dtype.is_narrow and not read.a.dtype.is_narrow
     d_is_aligned = not aligned or problem.d.alignment_bytes >= _LINE_BYTES
     in_d = multiplies and not apart and dtype == problem.d.dtype and _writable(problem) and d_is_aligned
     stored = _stored(problem, dtype, in_d) if multiplies else _zeros(problem)
     with_c = problem.c is not None and reads_c
     products = tuple(replace(read, b=(b,), d=d, c=None, inputs=()) for b, d in zip(read.b, stored, strict=True)) if multiplies else ()
-    c_in_product = with_c and multiplies and not widened and _reads_c(products[0], problem)
+    c_in_product = with_c and multiplies and not widened and _reads_c(products[0], problem, aligned)
     if c_in_product:
         products = tuple(replace(p, c=problem.c) for p in products)
     whole = _widened(problem, expression) if multiplies and widened else (problem, expression)
@@ -321,10 +322,10 @@ def _zeros(problem: Problem) -> tuple[Operand, ...]:
 # ---------------------------------------------------------------- C and scales
 
 
-def _reads_c(product: Problem, problem: Problem) -> bool:
+def _reads_c(product: Problem, problem: Problem, aligned: bool) -> bool:
     """Whether cuBLASLt reads C beside this product."""
     c = problem.c
-    if c is None or c.dtype != product.d.dtype:
+    if c is None or c.dtype != product.d.dtype or (aligned and c.alignment_bytes < _LINE_BYTES):
         return False
     try:
         describe(replace(product, c=c), problem.order, product.d.dtype)
