@@ -169,7 +169,7 @@ def product(arguments: Arguments, options: MatmulOptions, qualifiers: Any = None
         arguments, options, qualifiers: as in `prepare`.
         cast: the dtype that the epilogue casts D to, taken where nothing else fixes D's dtype.
     """
-    if cast and options.result_type is None and arguments.c is None and arguments.out is None:
+    if cast and options.result_type is None and arguments.c is None:
         options = replace(options, result_type=dtypes.of(cast).cuda_type)
     a, is_complex = arguments.a, arguments.a.dtype.is_complex
     flags = [conjugate_flags(qualifiers, lazy=(a.conjugate, b.conjugate), is_complex=is_complex) for b in arguments.b]

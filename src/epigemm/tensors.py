@@ -150,6 +150,8 @@ def _wrap_numpy(array: np.ndarray[Any, Any], name: str) -> Tensor:
     row = _numpy_row(array.dtype)
     if row is None:
         raise errors.unsupported_dtype(name, str(array.dtype))
+    if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
+        raise errors.unsupported_package("numpy.ma", name)  # its mask would be passed over in silence
     size = row.bytes
     copied = any(s % size for s in array.strides)
     if copied:

@@ -81,6 +81,21 @@ def test_autograd_notices_that_a_saved_tensor_was_written() -> None:
         loss.backward()
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_cast_result_is_written_into_an_out_of_its_dtype(dtype: str) -> None:
+    a, b = torch.from_numpy(A), torch.from_numpy(B)
+    out = torch.zeros(4, 5, dtype=getattr(torch, dtype))
+    assert eg.matmul(a, b, epilog=lambda acc: eg.cast(acc * 2, dtype), out=out) is out
+    assert (out == 6).all()
+    with pytest.raises(eg.errors.DTypeError, match=f"`out` .float32. must be that of the result .{dtype}"):
+        eg.matmul(a, b, epilog=lambda acc: eg.cast(acc, dtype), out=torch.zeros(4, 5))
+
+
+def test_a_masked_array_is_refused() -> None:
+    with pytest.raises(eg.errors.OperandTypeError, match=r"numpy\.ma"):
+        eg.matmul(np.ma.masked_array(A, mask=A > 0), B)
+
+
 @pytest.mark.parametrize("first", [False, True])
 def test_each_b_has_its_own_conjugate_bit(first: bool) -> None:
     a = torch.complex(torch.ones(4, 3), torch.ones(4, 3))
