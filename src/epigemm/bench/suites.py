@@ -37,5 +37,8 @@ SUITES: dict[str, tuple[Case, ...]] = {
     "smoke": tuple(Case(epilogue, 37, 53, 29, "float32", None) for epilogue in _BARS),
 }
 
+# Suites on a GPU: their module's `measure(torch, engine, rounds, on_round)` gives groups of rows with their bars.
+DEVICE_SUITES = {"host": "epigemm.bench.host", "headline": "epigemm.bench.headline"}
+
 # A ratio holds its bar up to this much above it: less cannot be told from noise.
 BAR_SLACK = 0.01

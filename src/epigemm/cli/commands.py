@@ -80,7 +80,9 @@ def demo(
 
 @app.command()
 def bench(
-    suite: Annotated[str, typer.Argument(help="What to measure: linear, or smoke to see that all runs.")] = "linear",
+    suite: Annotated[
+        str, typer.Argument(help="What to measure: linear, or smoke to see that all runs; on a GPU host, headline.")
+    ] = "linear",
     engine: Engine = "cpu",
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved timings of each contender; 7 or more to be quoted.")] = 11,
     patience: Annotated[float, typer.Option(min=0, help="Seconds a case in which rounds that others disturb are timed again.")] = 30,
@@ -90,10 +92,13 @@ def bench(
 ) -> None:
     """Measure fused products against the same in eager PyTorch and in NumPy, verified, on the same threads."""
     from epigemm.bench import report
-    from epigemm.bench.suites import SUITES
+    from epigemm.bench.suites import DEVICE_SUITES, SUITES
 
+    if suite in DEVICE_SUITES:
+        _bench_on_device(suite, "auto" if engine == "cpu" else engine, rounds, to, check)
+        return
     if suite not in SUITES:
-        raise errors.wrong_value("suite", suite, f"one of {', '.join(SUITES)}")
+        raise errors.wrong_value("suite", suite, f"one of {', '.join((*SUITES, *DEVICE_SUITES))}")
     measured = measure(suite, engine, rounds, patience, memory)
     data = measured.as_json()
     if str(to) == "-":
@@ -106,6 +111,27 @@ def bench(
         report.write(data, to)
         console.print(f"written to {to}", soft_wrap=True)
     if check and not measured.holds:
+        raise typer.Exit(1)
+
+
+def _bench_on_device(suite: str, engine: str, rounds: int, to: Path | None, check: bool) -> None:
+    import importlib
+
+    from epigemm.bench import device, report
+    from epigemm.bench.suites import DEVICE_SUITES
+
+    torch = device.torch_with_gpu()
+    groups: list[Any] = []
+    data: dict[str, Any] = {}
+    for group in importlib.import_module(DEVICE_SUITES[suite]).measure(torch, engine, rounds):
+        groups.append(group)
+        data = device.as_json(
+            suite, engine, max((len(t) for g in groups for t in g.times.values()), default=0), groups, device.stamp(torch)
+        )
+        if to is not None and str(to) != "-":
+            report.write(data, to)  # a group at a time: what comes later may fail
+    print(report.text(data) if str(to) == "-" else "\n".join(device.lines(data)))
+    if check and not data["holds"]:
         raise typer.Exit(1)
 
 
