@@ -30,20 +30,28 @@ from epigemm.testing.placing import numpy_view, strides
 # engine, mode; every case in the first, a part of them in the others.
 RUNS = (("unfused", "stateless", 1), ("unfused", "out", 3), ("unfused", "stateful", 5), ("cublaslt", "out", 1), ("auto", "stateless", 3))
 
-# A matrix unit aligns the products of a step and cuts off what is below; between steps it adds in float32, truncated. 8-bit products keep
-# 13 bits more than the largest until they are promoted.
-_SUM_UNITS = {"float16": 2.0**-22, "bfloat16": 2.0**-22, "float8_e4m3fn": 2.0**-12, "float8_e5m2": 2.0**-12}
+# A matrix unit aligns the products of a step and cuts off what is below; between steps it adds in float32, truncated.
+_SUM_UNITS = {"float16": 2.0**-22, "bfloat16": 2.0**-22}
+# 8-bit products keep 13 bits until they are promoted, every 128 of k; ones that are no multiples of 16 are multiplied as float16.
+_NARROW_UNIT, _PROMOTED, _NARROW_STEP = 2.0**-13, 128, 16
 # cuBLASLt's gelu is within 5.3e-6 of the tanh form: results/cublaslt.
 _GELU_UNITS = 128.0
 # Its d-gelu may round the product to D's dtype first, and says so.
 _STORED_UNITS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
+def sum_unit(case: Case) -> float | None:
+    """The relative error of an addition in a product of the case's type, None for the accumulator's."""
+    if case.dtype in NARROW and not any(extent % _NARROW_STEP for extent in (case.m, case.n, case.k)):
+        return _NARROW_UNIT * min(1.0, _PROMOTED / max(case.k, 1))
+    return _SUM_UNITS.get("float16" if case.dtype in NARROW else case.dtype)
+
+
 def arithmetic(case: Case, engine: str) -> Arithmetic:
     """What a GPU's products and, in cuBLASLt, its epilogs may be off by."""
     plain = replace(conformance.arithmetic_of(case), to_nearest=False)
-    if plain.sum_unit is None and case.dtype in _SUM_UNITS:
-        plain = replace(plain, sum_unit=_SUM_UNITS[case.dtype])
+    if plain.sum_unit is None:
+        plain = replace(plain, sum_unit=sum_unit(case))
     if engine != "unfused":
         plain = replace(plain, function_units=_GELU_UNITS)
         if "DGELU" in case.epilogue:

@@ -95,7 +95,7 @@ def test_in_place_is_told_and_exact_comes_first():
         for x in algorithms[:2]:
             d = product.execute(algorithm=x)
             shares[x.way] = float((d == want.to(d.dtype)).double().mean())
-        assert shares["exact"] > 0.98 > shares["in_place"] > 0.5, shares
+        assert shares["exact"] > 0.98 > shares["in_place"] > 0.2, shares
         product.autotune(iterations=3)
         assert product.algorithms[0].engine == "unfused"
     with eg.Matmul(a, b, options={"strict": True}) as product:

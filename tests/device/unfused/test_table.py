@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
-SHARES = max(1, min(12, (os.cpu_count() or 2) - 2))
+SHARES = max(1, min(14, (os.cpu_count() or 2) - 1))
 TOPICS = sorted({case.topic for case in cases()})
 # What the engine refuses: a pass over an empty D writes no columns or rows.
 REFUSED = "unfused has no pass over an empty D"
