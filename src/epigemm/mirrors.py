@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from epigemm import dtypes, layouts, tensors
+from epigemm import dtypes, errors, layouts, tensors
 from epigemm.arguments import Arguments
 from epigemm.dtypes import DType
 from epigemm.engines.cuda import libraries
@@ -102,6 +102,10 @@ def to_device(arguments: Arguments, index: int) -> Arguments:
         arguments: tensors on the CPU.
         index: the device.
     """
+
+    count = libraries.open_driver().device_count()
+    if index >= count:
+        raise errors.no_device(index, f"there is no GPU of this number; the driver finds {count}")
 
     def moved(tensor: Tensor) -> Tensor:
         array = tensor.numpy().conj() if tensor.conjugate else tensor.numpy()

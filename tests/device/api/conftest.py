@@ -29,13 +29,13 @@ def _finished_work(request):
 
 @pytest.fixture
 def record():
-    """Appends one line of JSON to $EPIGEMM_RESULTS/<name>.jsonl; nothing where that is not set."""
+    """Appends one line of JSON to $EPIGEMM_RESULTS/counts.jsonl; nothing where that is not set."""
 
     def write(name: str, data: dict) -> None:
         folder = os.environ.get("EPIGEMM_RESULTS")
         if folder:
-            with open(Path(folder) / f"{name}.jsonl", "a") as file:
-                file.write(json.dumps(data) + "\n")
+            with open(Path(folder) / "counts.jsonl", "a") as file:
+                file.write(json.dumps({"what": name, **data}) + "\n")
 
     return write
 
