@@ -105,7 +105,7 @@ def to_device(arguments: Arguments, index: int) -> Arguments:
 
     count = libraries.open_driver().device_count()
     if index >= count:
-        raise errors.no_device(index, f"there is no GPU of this number; the driver finds {count}")
+        raise errors.engine_unavailable("cuda", f"there is no GPU {index}; the driver finds {count}", "Take one of those.")
 
     def moved(tensor: Tensor) -> Tensor:
         array = tensor.numpy().conj() if tensor.conjugate else tensor.numpy()
