@@ -121,7 +121,7 @@ class UnfusedEngine(AbstractEngine):
     def _ask(self, problem: Problem, expression: Expression) -> _Answer:
         try:
             return self._answers.get((problem, expression), lambda: self._answer(problem, expression))
-        except errors.EngineUnavailable as why:
+        except (errors.EngineUnavailable, errors.LibraryError) as why:
             return _Answer(refusal=Refusal(str(why)))  # not remembered: it may pass
 
     def _answer(self, problem: Problem, expression: Expression) -> _Answer:
