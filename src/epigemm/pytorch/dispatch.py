@@ -11,11 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
-from epigemm.pytorch import composite, fused
-from epigemm.pytorch.autograd import Fused
+from epigemm.pytorch import autograd, composite, fused
 from epigemm.pytorch.library import LAYER
-from epigemm.pytorch.network import Network, encode, place
-from epigemm.pytorch.product import dtype_name
+from epigemm.pytorch.network import Form, Network, encode
 from epigemm.pytorch.recipe import recipe
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
@@ -27,28 +25,30 @@ _function_modes = torch._C._len_torch_function_stack
 _transforms = torch._C._functorch.peek_interpreter_stack
 
 
-def run(network: Network, x: Tensor, weights: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> Sequence[Tensor]:
+def run(form: Form, x: Tensor, weights: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> Sequence[Tensor]:
     """The network's outputs, D first.
 
     The first of these that applies (torch.compile and torch.export call `traced` themselves):
       1. a functorch transform or forward-mode differentiation is active, or an input is of a tensor subclass: PyTorch's operations.
       2. a dispatch or torch-function mode is active: the registered op.
       3. fused products, called directly; through an autograd.Function where a gradient is wanted.
+
+    Args:
+        form: of the call.
+        x, weights, inputs: its operands.
     """
     tensors = (x, *weights, *inputs)
     for tensor in tensors:
         if type(tensor) not in _PLAIN:
-            return _indirect(network, x, weights, inputs)
+            return _indirect(form.network, x, weights, inputs)
     if _dispatch_modes() or _function_modes() or _transforms() is not None or forward_ad._current_level >= 0:
-        return _indirect(network, x, weights, inputs)
-    extents = tuple([place(t.shape) for t in inputs])
+        return _indirect(form.network, x, weights, inputs)
     if torch.is_grad_enabled():
         flags = tuple([t.requires_grad for t in tensors])
         if True in flags:
-            found = Fused.apply(recipe(network, extents, flags, dtype_name(x.dtype)), *tensors)
+            found = autograd.apply(recipe(form.network, form.extents, flags, x.dtype), form.operands, *tensors)
             return found if isinstance(found, tuple) else (found,)
-    none = (False,) * len(tensors)
-    return fused.forward(recipe(network, extents, none, dtype_name(x.dtype)), x, weights, inputs)[0]
+    return fused.forward(recipe(form.network, form.extents, (False,) * len(tensors), x.dtype), x, weights, inputs)[0]
 
 
 def _indirect(network: Network, x: Tensor, weights: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> Sequence[Tensor]:

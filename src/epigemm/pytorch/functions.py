@@ -17,7 +17,7 @@ from epigemm.expression.trace import as_epilogue
 from epigemm.pytorch import activations
 from epigemm.pytorch.activations import Activation
 from epigemm.pytorch.dispatch import autocasted, run, traced
-from epigemm.pytorch.network import Network, encode
+from epigemm.pytorch.network import Form, Network, encode
 from epigemm.pytorch.product import dtype_name
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -61,8 +61,7 @@ def linear(
         tensor([[2.],
                 [0.]])
     """
-    _check(x, ("weight", weight), ("bias", bias))
-    return _call("linear", activation, recompute, x, (weight,), (bias,), residual)
+    return _call("linear", activation, recompute, x, weight, bias, residual)
 
 
 def gated_linear(
@@ -87,8 +86,7 @@ def gated_linear(
     Returns:
         (*, n).
     """
-    _check(x, ("w_gate", w_gate), ("b_gate", b_gate), ("w_up", w_up), ("b_up", b_up))
-    return _call("gated_linear", activation, recompute, x, (w_gate, w_up), (b_gate, b_up), residual)
+    return _call("gated_linear", activation, recompute, x, w_gate, w_up, b_gate, b_up, residual)
 
 
 def mlp(
@@ -118,9 +116,7 @@ def mlp(
     Returns:
         (*, n).
     """
-    _check(x, ("w_up", w_up), ("b_up", b_up))
-    _check_down(w_down, w_up, b_down)
-    return _call("mlp", activation, recompute, x, (w_up, w_down), (b_up, b_down), residual)
+    return _call("mlp", activation, recompute, x, w_up, w_down, b_up, b_down, residual)
 
 
 def gated_mlp(
@@ -148,9 +144,7 @@ def gated_mlp(
     Returns:
         (*, n).
     """
-    _check(x, ("w_gate", w_gate), ("b_gate", b_gate), ("w_up", w_up), ("b_up", b_up))
-    _check_down(w_down, w_up, b_down)
-    return _call("gated_mlp", activation, recompute, x, (w_gate, w_up, w_down), (b_gate, b_up, b_down), residual)
+    return _call("gated_mlp", activation, recompute, x, w_gate, w_up, w_down, b_gate, b_up, b_down, residual)
 
 
 def apply(
@@ -185,7 +179,7 @@ def apply(
         tensor([3., 3.])
     """
     weights = weight if isinstance(weight, tuple) else (weight,)
-    _check(x, *((f"weight[{i}]" if len(weights) > 1 else "weight", w) for i, w in enumerate(weights)))
+    _check(x, [(f"weight[{i}]" if len(weights) > 1 else "weight", w) for i, w in enumerate(weights)], [])
     if autocast_is_on():
         x, *weights_ = autocasted((x, *weights), x.device.type)
         weights = tuple(weights_)
@@ -198,33 +192,83 @@ def apply(
     if torch.compiler.is_compiling():
         found = traced(_text_of(function, len(weights), recompute), x, weights, tensors)
     else:
-        found = run(_network_of(function, len(weights), recompute), x, weights, tensors)
+        found = run(Form.of(_network_of(function, len(weights), recompute), x, weights, tensors), x, weights, tensors)
     extras = _names(function, len(weights), "outputs").split()
     return (found[0], {name: found[i] for i, name in enumerate(extras, 1)}) if extras else found[0]
 
 
-def _call(
-    kind: str,
-    activation: Activation,
-    recompute: bool,
-    x: Tensor,
-    weights: tuple[Tensor, ...],
-    biases: tuple[Tensor | None, ...],
-    residual: Tensor | None,
-) -> Tensor:
-    """D of a network that the table below makes."""
+def _call(kind: str, activation: Activation, recompute: bool, x: Tensor, *operands: Tensor | None) -> Tensor:
+    """D of a network that the table below makes.
+
+    Args:
+        kind: a key of `_KINDS`.
+        activation, recompute: as in `linear`.
+        x: (*, k).
+        operands: the weights, a bias for each or None, and the residual or None.
+    """
+    if torch.compiler.is_compiling():
+        return _traced_call(kind, activation, recompute, x, *operands)
     if autocast_is_on():
-        cast = autocasted((x, *weights, *biases), x.device.type)
-        x, weights, biases = cast[0], cast[1 : 1 + len(weights)], cast[1 + len(weights) :]
-    flags = tuple([b is not None for b in biases])
-    inputs: tuple[Any, ...] = biases if all(flags) else tuple([b for b in biases if b is not None])
+        x, *cast = autocasted((x, *operands[:-1]), x.device.type)
+        operands = (*cast, operands[-1])
+    weights, residual = len(operands) // 2, operands[-1]
+    # An activation that is a function may mean something else at the next call.
+    key = (kind, activation, recompute, x.shape, x.dtype, *[t if t is None else (t.shape, t.dtype) for t in operands])
+    form = _forms.get(key) if activation is None or isinstance(activation, str) else None
+    inputs: tuple[Any, ...] = tuple([t for t in operands[weights:] if t is not None])
+    given: tuple[Any, ...] = operands[:weights]
+    if residual is not None:
+        inputs = (*inputs[:-1], _spread("residual", residual, x, given[-1].shape[0]))
+    if form is None:
+        form = _remember(key, Form.of(_checked(kind, activation, recompute, x, operands), x, given, inputs))
+    return run(form, x, given, inputs)[0]
+
+
+_forms: dict[Any, Form] = {}
+
+
+def _remember(key: Any, form: Form) -> Form:
+    """What is known of a call of this form; when there is too much, all is forgotten."""
+    if len(_forms) >= 4 * _KEPT:
+        _forms.clear()
+    if key[1] is None or isinstance(key[1], str):
+        _forms[key] = form
+    return form
+
+
+def _checked(kind: str, activation: Activation, recompute: bool, x: Tensor, operands: Sequence[Tensor | None]) -> Network:
+    """The network of a call, once its operands are found to fit."""
+    _fit(kind, x, operands)
+    residual = operands[-1]
+    biases = tuple([b is not None for b in operands[len(operands) // 2 : -1]])
+    result = "" if residual is None else _wider(x.dtype, residual.dtype)
+    return _network(kind, activations.expression(activation), biases, residual is not None, recompute, result)
+
+
+def _fit(kind: str, x: Tensor, operands: Sequence[Tensor | None]) -> None:
+    """Refuses weights and biases whose extents do not fit."""
+    weights, two = len(operands) // 2, kind.endswith("mlp")
+    named = list(zip(_OPERANDS[kind], operands, strict=True))
+    _check(x, named[: weights - two], named[weights : len(named) - 1 - two])
+    if two:
+        _check_down(named[weights - 2], named[weights - 1], named[-2])
+
+
+def _traced_call(kind: str, activation: Activation, recompute: bool, x: Tensor, *operands: Any) -> Tensor:
+    """The same while a graph is traced."""
+    if autocast_is_on():
+        x, *cast = autocasted((x, *operands[:-1]), x.device.type)
+        operands = (*cast, operands[-1])
+    _fit(kind, x, operands)
+    weights, residual = len(operands) // 2, operands[-1]
+    biases = operands[weights:-1]
+    inputs = [b for b in biases if b is not None]
     result = ""
     if residual is not None:
-        inputs = (*inputs, _spread("residual", residual, x, weights[-1].shape[0]))
+        inputs.append(_spread("residual", residual, x, operands[weights - 1].shape[0]))
         result = _wider(x.dtype, residual.dtype)
-    if torch.compiler.is_compiling():
-        return traced(_text(kind, activation, flags, residual is not None, recompute, result), x, weights, inputs)[0]
-    return run(_network(kind, activations.expression(activation), flags, residual is not None, recompute, result), x, weights, inputs)[0]
+    text = _text(kind, activation, tuple([b is not None for b in biases]), residual is not None, recompute, result)
+    return traced(text, x, tuple(operands[:weights]), tuple(inputs))[0]
 
 
 # ---------------------------------------------------------------- networks
@@ -318,30 +362,46 @@ def _wider(x: torch.dtype, residual: torch.dtype) -> str:
 # ---------------------------------------------------------------- arguments
 
 
-def _check(x: Tensor, *named: tuple[str, Tensor | None]) -> None:
-    """The extents of weights (n, k) and, where one follows its weight, a bias (n,)."""
+_OPERANDS = {
+    "linear": ("weight", "bias", "residual"),
+    "gated_linear": ("w_gate", "w_up", "b_gate", "b_up", "residual"),
+    "mlp": ("w_up", "w_down", "b_up", "b_down", "residual"),
+    "gated_mlp": ("w_gate", "w_up", "w_down", "b_gate", "b_up", "b_down", "residual"),
+}
+
+Named = tuple[str, Tensor | None]
+
+
+def _check(x: Tensor, weights: Sequence[Named], biases: Sequence[Named]) -> None:
+    """The extents of weights (n, k) beside x (*, k), and of their biases (n,)."""
     n = None
-    for name, tensor in named:
-        if tensor is None:
-            continue
-        if name.startswith("w"):
-            if tensor.ndim != 2 or x.ndim == 0 or tensor.shape[1] != x.shape[-1]:
-                what = f"x has the shape {tuple(x.shape)} and {name} the shape {tuple(tensor.shape)}: they do not fit."
-                raise ShapeError(say(what, "x is (*, k) and a weight (n, k), as nn.Linear keeps it."))
-            if n is not None and tensor.shape[0] != n:
-                raise ShapeError(say(f"The weights have {n} and {tensor.shape[0]} rows.", "They make results of one shape."))
-            n = tensor.shape[0]
-        elif tensor.shape != (n,):
-            raise ShapeError(say(f"{name} has the shape {tuple(tensor.shape)}; its weight has {n} rows.", f"Pass a bias of shape ({n},)."))
+    for name, w in weights:
+        if w is None or w.ndim != 2 or x.ndim == 0 or w.shape[1] != x.shape[-1]:
+            what = f"x has the shape {tuple(x.shape)} and {name} {_shape(w)}: they do not fit."
+            raise ShapeError(say(what, "x is (*, k) and a weight (n, k), as nn.Linear keeps it."))
+        if n is not None and w.shape[0] != n:
+            raise ShapeError(say(f"The weights have {n} and {w.shape[0]} rows.", "They make results of one shape."))
+        n = w.shape[0]
+    for bias in biases:
+        _check_bias(bias, n)
 
 
-def _check_down(w_down: Tensor, w_up: Tensor, b_down: Tensor | None) -> None:
-    if w_down.ndim != 2 or w_down.shape[1] != w_up.shape[0]:
-        what = f"w_up has the shape {tuple(w_up.shape)} and w_down the shape {tuple(w_down.shape)}: they do not fit."
-        raise ShapeError(say(what, "w_up is (hidden, k) and w_down (n, hidden)."))
-    if b_down is not None and b_down.shape != (w_down.shape[0],):
-        what = f"b_down has the shape {tuple(b_down.shape)}; its weight has {w_down.shape[0]} rows."
-        raise ShapeError(say(what, f"Pass a bias of shape ({w_down.shape[0]},)."))
+def _check_down(up: Named, down: Named, bias: Named) -> None:
+    (up_name, w_up), (name, w_down) = up, down
+    if w_up is None or w_down is None or w_down.ndim != 2 or w_down.shape[1] != w_up.shape[0]:
+        what = f"{up_name} has {_shape(w_up)} and {name} {_shape(w_down)}: they do not fit."
+        raise ShapeError(say(what, f"{up_name} is (hidden, k) and {name} (n, hidden)."))
+    _check_bias(bias, w_down.shape[0])
+
+
+def _check_bias(bias: Named, n: int | None) -> None:
+    name, tensor = bias
+    if tensor is not None and tensor.shape != (n,):
+        raise ShapeError(say(f"{name} has the shape {tuple(tensor.shape)}; its weight has {n} rows.", f"Pass a bias of shape ({n},)."))
+
+
+def _shape(tensor: Tensor | None) -> str:
+    return "is missing" if tensor is None else f"the shape {tuple(tensor.shape)}"
 
 
 def _spread(name: str, tensor: Tensor, x: Tensor, n: int) -> Tensor:

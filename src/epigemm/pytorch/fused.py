@@ -30,32 +30,35 @@ def flat(tensor: Tensor, rows: int, extent: str = MATRIX) -> Tensor:
 
 def rows_of(x: Tensor) -> int:
     """The number of rows of x as a matrix."""
-    return prod(x.shape[:-1])
+    return x.shape[0] if x.ndim == 2 else prod(x.shape[:-1])
 
 
-def flat_inputs(recipe: Recipe, inputs: Sequence[Tensor], rows: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The first and the second layer's inputs by name."""
-    flattened = [flat(t, rows, extent) for t, extent in zip(inputs, recipe.extents, strict=True)]
-    names, count = recipe.network.input_names, len(recipe.network.first.input_names)
-    return dict(zip(names[:count], flattened, strict=False)), dict(zip(names[count:], flattened[count:], strict=True))
+def _named(names: Sequence[str], inputs: Sequence[Tensor], extents: Sequence[str], rows: int) -> dict[str, Tensor]:
+    """A layer's inputs by name, as the product reads them."""
+    return {name: t if t.ndim < 2 else flat(t, rows, extent) for name, t, extent in zip(names, inputs, extents, strict=False)}
 
 
 def forward(recipe: Recipe, x: Tensor, weights: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     """The outputs as the user gets them, and what `recipe.fresh` names."""
-    network = recipe.network
-    rows, lead = rows_of(x), x.shape[:-1]
-    first, second = flat_inputs(recipe, inputs, rows)
-    turned = [w.t() for w in weights]
-    result = network.result if network.second is None else ""
-    d, extras = product(flat(x, rows), turned[: network.first.accumulators], recipe.forward, first, result=result)
-    made = {f"made:{name}": tensor for name, tensor in extras.items()}
-    if network.second is not None:
-        made[HIDDEN] = d
-        d, _ = product(d, turned[-1:], network.second, second, result=network.result)
-    visible = [d, *(extras[o.name] for o in network.last.extras)]
-    if len(lead) != 1:
+    network, ndim = recipe.network, x.ndim
+    rows = rows_of(x)
+    matrix = x if ndim == 2 else flat(x, rows)
+    first = _named(network.first.input_names, inputs, recipe.extents, rows)
+    if network.second is None:
+        d, extras = product(matrix, weights, recipe.forward, first, result=network.result, turned=True)
+        visible = [d, *(extras[o.name] for o in network.first.extras)]
+        fresh = [extras[slot[5:]] for slot in recipe.fresh]  # "made:<name>"
+    else:
+        count = len(first)
+        hidden, extras = product(matrix, weights[:-1], recipe.forward, first, turned=True)
+        second = _named(network.second.input_names, inputs[count:], recipe.extents[count:], rows)
+        d, _ = product(hidden, weights[-1:], network.second, second, result=network.result, turned=True)
+        visible = [d]
+        fresh = [hidden if slot == HIDDEN else extras[slot[5:]] for slot in recipe.fresh]
+    if ndim != 2:
+        lead = x.shape[:-1]
         visible = [t.view(*lead, t.shape[1]) if tall else t for t, tall in zip(visible, recipe.tall, strict=True)]
-    return visible, [made[slot] for slot in recipe.fresh]
+    return visible, fresh
 
 
 def backward(recipe: Recipe, held: dict[str, Tensor], cotangents: Tensors) -> list[Tensor]:
@@ -133,7 +136,7 @@ def _made_again(recipe: Recipe, held: Tensors) -> dict[str, Tensor]:
     slots = {name: f"in{i}" for i, name in enumerate(network.first.input_names)}
     inputs = {name: held[slots[name]] for name in again.input_names}
     result = network.result if network.second is None else ""
-    d, extras = product(held["x"], [held[f"w{i}"].t() for i in range(ways)], _with_d(again), inputs, result=result)
+    d, extras = product(held["x"], [held[f"w{i}"] for i in range(ways)], _with_d(again), inputs, result=result, turned=True)
     name = again.d.name
     return {HIDDEN if name == "d" else f"made:{name}": d, **{f"made:{key}": tensor for key, tensor in extras.items()}}
 

@@ -33,7 +33,7 @@ _library.define("layer_backward(Tensor[] cotangents, Tensor[] held, str recipe) 
 
 def _recipe(x: Tensor, inputs: Sequence[Tensor], network: str, needs: Sequence[bool]) -> Recipe:
     places = tuple(place(tuple(t.shape)) for t in inputs)
-    return recipe(decode(network), places, tuple(needs), str(x.dtype).removeprefix("torch."))
+    return recipe(decode(network), places, tuple(needs), x.dtype)
 
 
 # ---------------------------------------------------------------- on data
@@ -160,8 +160,9 @@ def _output(expression: Expression, name: str) -> Output:
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     x, weights, given, network, needs = inputs
     made = _recipe(x, given, network, needs)
-    count = len(made.network.last.outputs)
-    hold(ctx, made, x, weights, given, output[:count], output[count:])
+    operands = (x, *weights, *given)
+    forms = [(t.shape, t.dtype) for t in operands]
+    hold(ctx, made, forms, (*operands, *output), output[: len(made.network.last.outputs)])
 
 
 def _differentiated(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:

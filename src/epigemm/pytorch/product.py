@@ -20,7 +20,13 @@ _precision = getattr(torch._C, "_get_fp32_precision_getter", None)
 
 
 def product(
-    a: Tensor, b: Sequence[Tensor], expression: Expression, inputs: dict[str, Any], c: Tensor | None = None, result: str = ""
+    a: Tensor,
+    b: Sequence[Tensor],
+    expression: Expression,
+    inputs: dict[str, Any],
+    c: Tensor | None = None,
+    result: str = "",
+    turned: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """D, row-major, and the expression's other outputs.
 
@@ -31,9 +37,12 @@ def product(
         inputs: by name, of at most two dimensions.
         c: added to the product.
         result: dtype name of D, "" for a's.
+        turned: `b` are weights (n, k), whose transposes are meant.
     """
-    options = _options(result, a.dtype is torch.float32 and a.device.type == "cuda" and tf32_allowed())
+    options = _options(result, a.dtype is torch.float32 and a.is_cuda and tf32_allowed())
     beta = None if c is None else 1.0
+    if turned:
+        b = [weight.t() for weight in b]
     found = matmul(a, b[0] if len(b) == 1 else tuple(b), c, beta=beta, epilog=expression, epilog_inputs=inputs or None, options=options)
     return found if isinstance(found, tuple) else (found, {})
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+import torch
+
 from epigemm.expression.check import extent, input_usage
 from epigemm.expression.grad import Gradient, gradient
 from epigemm.expression.nodes import BITS, COLUMN, MATRIX, Expression, Node, Output, acc, input_, transform, walk
@@ -57,6 +59,7 @@ class Recipe:
         passed: slots of inputs whose gradient is D's cotangent itself.
         sums: slots of inputs whose gradient is the sum of D's cotangent over the rows.
         computed: slots of the gradients that are not passed.
+        kept: where `held` are among (x, *weights, *inputs, *outputs, *fresh).
         tall: of each output that the user gets, whether it has x's leading dimensions: it varies along the rows, or could.
     """
 
@@ -73,6 +76,7 @@ class Recipe:
     passed: tuple[str, ...] = ()
     sums: tuple[str, ...] = ()
     computed: tuple[str, ...] = ()
+    kept: tuple[int, ...] = ()
     tall: tuple[bool, ...] = (True,)
 
     @property
@@ -81,21 +85,21 @@ class Recipe:
         return self.backward is None or self.backward.d.node is _COTANGENT
 
 
-def recipe(network: Network, extents: tuple[str, ...], flags: tuple[bool, ...], dtype: str) -> Recipe:
+def recipe(network: Network, extents: tuple[str, ...], flags: tuple[bool, ...], dtype: torch.dtype) -> Recipe:
     """The recipe, made once for a network object and kept with it.
 
     Args:
         network: what is computed.
         extents: of its inputs, from `place`.
         flags: which of (x, *weights, *inputs) want a gradient.
-        dtype: name of x's dtype.
+        dtype: x's.
     """
     key = (extents, flags, dtype)
     found: Recipe | None = network.recipes.get(key)
     if found is None:
         needs = Needs(flags[0], flags[1 : 1 + network.weights], flags[1 + network.weights :])
         tall = (True, *(placed(o.node, network, extents) in (MATRIX, COLUMN, BITS) for o in network.last.extras))
-        found = network.recipes[key] = _make(Recipe(network, extents, dtype, needs, network.first, tall=tall))
+        found = network.recipes[key] = _make(Recipe(network, extents, str(dtype).removeprefix("torch."), needs, network.first, tall=tall))
     return found
 
 
@@ -119,7 +123,9 @@ def text(made: Recipe) -> str:
 def of_text(written: str) -> Recipe:
     """The recipe that `text` wrote."""
     network, extents, flags, dtype = written.split("\n")
-    return recipe(decode(network), tuple(x for x in extents.split(",") if x), tuple(x == "1" for x in flags.split(",")), dtype)
+    return recipe(
+        decode(network), tuple(x for x in extents.split(",") if x), tuple(x == "1" for x in flags.split(",")), getattr(torch, dtype)
+    )
 
 
 # ---------------------------------------------------------------- making
@@ -128,17 +134,20 @@ def of_text(written: str) -> Recipe:
 def _make(made: Recipe) -> Recipe:
     """Without any gradient wanted, the recipe as it is."""
     network, needs = made.network, made.needs
-    ways, inputs = network.first.accumulators, len(network.first.input_names)
     if not any(needs.flags):
         return made
-    if needs.x or any(needs.weights[:ways]) or any(needs.inputs[:inputs]):
+    if needs.x or any(needs.weights[: network.first.accumulators]) or any(needs.inputs[: len(network.first.input_names)]):
         made = _with_gradient(made)
     held = _held(made)
     fresh = tuple(slot for slot in held if slot.startswith("made:") or slot == HIDDEN)
     passed, sums = _direct(made)
     wanted = [f"in{i}" for i, want in enumerate(needs.inputs) if want]
     slots = (*(["x"] if needs.x else []), *(f"w{i}" for i, want in enumerate(needs.weights) if want), *wanted)
-    return replace(made, held=held, fresh=fresh, passed=passed, sums=sums, computed=tuple(s for s in slots if s not in passed))
+    ways, names = range(network.weights), network.last.outputs
+    places = ["x", *(f"w{i}" for i in ways), *(f"in{i}" for i in range(len(needs.inputs))), *(f"out:{o.name}" for o in names), *fresh]
+    kept = tuple(places.index(slot) for slot in held)
+    computed = tuple(s for s in slots if s not in passed)
+    return replace(made, held=held, fresh=fresh, kept=kept, passed=passed, sums=sums, computed=computed)
 
 
 def _with_gradient(made: Recipe) -> Recipe:
