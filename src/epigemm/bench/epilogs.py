@@ -140,9 +140,9 @@ class Operands:
     def options(self) -> dict[str, Any]:
         return {"compute_type": MatmulComputeType[self.shape.compute]} if self.shape.compute else {}
 
-    def product(self, epilog: MatmulEpilog | None, options: dict[str, Any] | None = None) -> Matmul:
-        x = self.x_row if epilog == MatmulEpilog.BGRADB else self.x
-        return Matmul(self.w, x, options={**self.options, **(options or {})})
+    def product(self, x_row: bool) -> Matmul:
+        """The product with a column-major D, its x row-major where BGRADB needs that."""
+        return Matmul(self.w, self.x_row if x_row else self.x, options={**self.options, "result_order": "col"})
 
     def inputs(self, epilog: MatmulEpilog | None) -> dict[str, Any] | None:
         names = NAMED[epilog].inputs if epilog is not None else ()
@@ -158,7 +158,7 @@ class Operands:
 
 def bare(operands: Operands, x_row: bool) -> Run:
     """The fastest of cuBLASLt's first 16 algorithms for the plain product."""
-    product = Matmul(operands.w, operands.x_row if x_row else operands.x, options={**operands.options, "result_order": "col"})
+    product = operands.product(x_row)
     product.plan(engine="cublaslt", preferences={"limit": 16})
     product.autotune(iterations=5)
     return product.execute
@@ -170,7 +170,7 @@ def contenders(operands: Operands, epilog: MatmulEpilog) -> tuple[dict[str, Run]
     predicted: dict[str, float] = {}
     refusals: dict[str, str] = {}
     for engine, wanted in (("cublaslt", {FUSED: None}), ("unfused", {EXACT: "exact", IN_PLACE: "in_place"})):
-        product = operands.product(epilog)
+        product = operands.product(epilog == MatmulEpilog.BGRADB)
         try:
             found = product.plan(epilog=epilog, epilog_inputs=operands.inputs(epilog), engine=engine)
         except (UnsupportedEpilogue, UnsupportedProblem) as refusal:
@@ -193,7 +193,7 @@ def _execution(product: Matmul, algorithm: Algorithm) -> Run:
 
 def chosen(operands: Operands, epilog: MatmulEpilog) -> str:
     """What `engine="auto"` takes, and why."""
-    with operands.product(epilog) as product:
+    with operands.product(epilog == MatmulEpilog.BGRADB) as product:
         product.plan(epilog=epilog, epilog_inputs=operands.inputs(epilog))
         return next(line for line in product.explain().splitlines() if line.startswith("plan")).removeprefix("plan").strip()
 
