@@ -42,7 +42,6 @@ namespace epigemm {
     X(event_elapsed, cuEventElapsedTime, (float *, abi::Event, abi::Event))                                               \
     X(event_destroy, cuEventDestroy_v2, (abi::Event))                                                                     \
     X(library_load, cuLibraryLoadData, (abi::Library *, const void *, void *, void *, unsigned, void *, void *, unsigned)) \
-    X(library_unload, cuLibraryUnload, (abi::Library))                                                                    \
     X(library_kernel, cuLibraryGetKernel, (abi::Kernel *, abi::Library, const char *))                                    \
     X(kernel_function, cuKernelGetFunction, (abi::Function *, abi::Kernel))                                               \
     X(kernel_get, cuKernelGetAttribute, (int *, int, abi::Kernel, abi::Device))                                           \

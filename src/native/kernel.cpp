@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <unordered_map>
 
 #include "driver.h"
 #include "workspace.h"
@@ -27,16 +28,28 @@ abi::Function function_of(abi::Kernel kernel, const std::string &name) {
 
 }  // namespace
 
-KernelLibrary::KernelLibrary(const std::string &code) {
+namespace {
+
+// Loaded code by its bytes, for the life of the process. It is never unloaded: a CUDA graph may launch a kernel long after the plan
+// that it was captured from is gone (unloading crashed the replay on an H200, 2026-12-01).
+abi::Library loaded(const std::string &code) {
+    static std::mutex lock;
+    static auto *const libraries = new std::unordered_map<std::string, abi::Library>;
+    const std::lock_guard<std::mutex> guard(lock);
+    const auto found = libraries->find(code);
+    if (found != libraries->end()) return found->second;
+    abi::Library library = nullptr;
     // Without CU_LIBRARY_BINARY_IS_PRESERVED the driver keeps a copy: `code` may go.
-    driver_call(&Driver::library_load, "cuLibraryLoadData", std::to_string(code.size()) + " bytes of compiled code", &library_,
+    driver_call(&Driver::library_load, "cuLibraryLoadData", std::to_string(code.size()) + " bytes of compiled code", &library,
                 static_cast<const void *>(code.data()), static_cast<void *>(nullptr), static_cast<void *>(nullptr), 0U,
                 static_cast<void *>(nullptr), static_cast<void *>(nullptr), 0U);
+    libraries->emplace(code, library);
+    return library;
 }
 
-KernelLibrary::~KernelLibrary() {
-    if (library_ != nullptr) Driver::get().library_unload(library_);
-}
+}  // namespace
+
+KernelLibrary::KernelLibrary(const std::string &code) : library_(loaded(code)) {}
 
 abi::Kernel KernelLibrary::kernel(const std::string &name) const {
     abi::Kernel kernel = nullptr;

@@ -10,13 +10,10 @@
 
 namespace epigemm {
 
-// A cubin (or fatbin, or PTX) loaded once for all devices.
+// A cubin (or fatbin, or PTX), loaded once a process for all devices and never unloaded.
 class KernelLibrary {
 public:
     explicit KernelLibrary(const std::string &code);
-    ~KernelLibrary();
-    KernelLibrary(const KernelLibrary &) = delete;
-    KernelLibrary &operator=(const KernelLibrary &) = delete;
 
     abi::Kernel kernel(const std::string &name) const;
     int attribute(const std::string &name, int attribute, int device) const;

@@ -68,8 +68,11 @@ int cuMemsetD8Async(uint64_t address, unsigned char value, size_t bytes, void *s
     log("fill %llx with %d, %zu bytes on %llx", static_cast<unsigned long long>(address), value, bytes, number(stream));
     return 0;
 }
-int cuLibraryLoadData(void **library, const void *, void *, void *, unsigned, void *, void *, unsigned) { *library = reinterpret_cast<void *>(7); return 0; }
-int cuLibraryUnload(void *) { log("unload"); return 0; }
+int cuLibraryLoadData(void **library, const void *code, void *, void *, unsigned, void *, void *, unsigned) {
+    log("load %s", static_cast<const char *>(code));
+    *library = reinterpret_cast<void *>(7);
+    return 0;
+}
 int cuLibraryGetKernel(void **kernel, void *, const char *name) { *kernel = reinterpret_cast<void *>(8); return std::strcmp(name, "absent") == 0 ? 500 : 0; }
 int cuKernelGetFunction(void **function, void *) { *function = reinterpret_cast<void *>(9); return 0; }
 int cuKernelSetAttribute(int attribute, int value, void *, int device) { log("attribute %d = %d on device %d", attribute, value, device); return 0; }

@@ -194,15 +194,25 @@ def test_demo_without_scikit_learn_says_what_to_install():
     assert done.stderr == 'epigemm: The demo needs scikit-learn, which is not installed.\n  Run `pip install "epigemm[demo]"`.\n'
 
 
+def _default_interrupt():
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_ends_quietly():
     pytest.importorskip("sklearn")
     command = [sys.executable, "-u", "-m", "epigemm.cli", "demo", "--epochs", "1000"]
-    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    # A background job of a shell ignores SIGINT and hands that down: the command is to have a terminal's.
+    process = subprocess.Popen(
+        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_default_interrupt
+    )
+    try:
         assert process.stdout is not None
         assert "network learns" in process.stdout.readline()
         time.sleep(0.5)
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert "Traceback" not in stderr
 

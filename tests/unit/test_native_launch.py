@@ -302,3 +302,14 @@ for _ in range(20):
 print(best * 1e6)
 """)
     assert float(lines[0]) < 3.0
+
+
+def test_code_is_loaded_once_and_stays_loaded(run):
+    """A CUDA graph may launch a kernel long after the plan that it was captured from is gone."""
+    lines = run("""
+import gc
+for code in (b"one", b"two", b"one"):
+    library = core.KernelLibrary(code); del library; gc.collect()
+show()
+""")
+    assert [line for line in lines if "load" in line] == ["load one", "load two"]
