@@ -89,6 +89,14 @@ def test_make_fx_shows_the_op():
     assert next(n.target for n in graph.graph.nodes if n.op == "call_function") is torch.ops.epigemm.layer.default
 
 
+def test_make_fx_with_symbolic_shapes(each):
+    tensors = each.tensors(requires_grad=False)
+    graph = make_fx(each.ours, tracing_mode="symbolic")(*tensors)
+    assert torch.ops.epigemm.layer.default in [n.target for n in graph.graph.nodes]
+    longer = [torch.cat([t, t]) if name in ("x", "residual") else t for name, t in zip(each.shapes, tensors, strict=True)]
+    torch.testing.assert_close(graph(*longer), each.ours(*longer))
+
+
 def test_the_flop_counter_counts_each_product(each):
     counts = []
     for function in (each.ours, each.eager):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -38,10 +38,7 @@ def run(form: Form, x: Tensor, weights: tuple[Tensor, ...], inputs: tuple[Tensor
         x, weights, inputs: its operands.
     """
     tensors = (x, *weights, *inputs)
-    for tensor in tensors:
-        if type(tensor) not in _PLAIN:
-            return _indirect(form.network, x, weights, inputs)
-    if _dispatch_modes() or _function_modes() or _transforms() is not None or forward_ad._current_level >= 0:
+    if not is_plain(tensors) or _dispatch_modes() or _function_modes() or _transforms() is not None or forward_ad._current_level >= 0:
         return _indirect(form.network, x, weights, inputs)
     if torch.is_grad_enabled():
         flags = tuple([t.requires_grad for t in tensors])
@@ -49,6 +46,14 @@ def run(form: Form, x: Tensor, weights: tuple[Tensor, ...], inputs: tuple[Tensor
             found = autograd.apply(recipe(form.network, form.extents, flags, x.dtype), form.operands, *tensors)
             return found if isinstance(found, tuple) else (found,)
     return fused.forward(recipe(form.network, form.extents, (False,) * len(tensors), x.dtype), x, weights, inputs)[0]
+
+
+def is_plain(tensors: Iterable[Tensor | None]) -> bool:
+    """Whether all are exactly Tensor or Parameter: no subclass has a say in what is done with them."""
+    for tensor in tensors:  # noqa: SIM110 (a generator costs as much again)
+        if tensor is not None and type(tensor) not in _PLAIN:
+            return False
+    return True
 
 
 def _indirect(network: Network, x: Tensor, weights: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> Sequence[Tensor]:

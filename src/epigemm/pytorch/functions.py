@@ -16,7 +16,7 @@ from epigemm.expression.nodes import Expression, Node, Output, acc, input_, tran
 from epigemm.expression.trace import as_epilogue
 from epigemm.pytorch import activations
 from epigemm.pytorch.activations import Activation
-from epigemm.pytorch.dispatch import autocasted, run, traced
+from epigemm.pytorch.dispatch import autocasted, is_plain, run, traced
 from epigemm.pytorch.network import Form, Network, encode
 from epigemm.pytorch.product import dtype_name
 
@@ -212,9 +212,11 @@ def _call(kind: str, activation: Activation, recompute: bool, x: Tensor, *operan
         x, *cast = autocasted((x, *operands[:-1]), x.device.type)
         operands = (*cast, operands[-1])
     weights, residual = len(operands) // 2, operands[-1]
-    # An activation that is a function may mean something else at the next call.
-    key = (kind, activation, recompute, x.shape, x.dtype, *[t if t is None else (t.shape, t.dtype) for t in operands])
-    form = _forms.get(key) if activation is None or isinstance(activation, str) else None
+    key, form = None, None
+    # An activation that is a function may mean something else at the next call; a subclass may have extents that are no numbers.
+    if (activation is None or isinstance(activation, str)) and is_plain((x, *operands)):
+        key = (kind, activation, recompute, x.shape, x.dtype, *[t if t is None else (t.shape, t.dtype) for t in operands])
+        form = _forms.get(key)
     inputs: tuple[Any, ...] = tuple([t for t in operands[weights:] if t is not None])
     given: tuple[Any, ...] = operands[:weights]
     if residual is not None:
@@ -228,10 +230,10 @@ _forms: dict[Any, Form] = {}
 
 
 def _remember(key: Any, form: Form) -> Form:
-    """What is known of a call of this form; when there is too much, all is forgotten."""
+    """Keeps what is known of a call under its key, if it has one; when there is too much, all is forgotten."""
     if len(_forms) >= 4 * _KEPT:
         _forms.clear()
-    if key[1] is None or isinstance(key[1], str):
+    if key is not None:
         _forms[key] = form
     return form
 

@@ -9,7 +9,6 @@ from math import prod
 import torch
 from torch import Tensor
 
-from epigemm import errors
 from epigemm.expression.nodes import COLUMN, MATRIX, ROW, SCALAR, Expression, Node, Output, acc
 from epigemm.pytorch.product import product
 from epigemm.pytorch.recipe import HIDDEN, Recipe, reads
@@ -147,17 +146,9 @@ def _with_d(expression: Expression) -> Expression:
 
 
 def weight_gradient(g: Tensor, x: Tensor, with_sum: bool) -> tuple[Tensor, Tensor | None]:
-    """The gradient (n, k) of a weight from its layer's cotangent (m, n) and input (m, k); and the cotangent's sum over m, if asked for.
-
-    Where no engine takes both in one kernel the sum is left to the caller.
-    """
-    if with_sum:
-        try:
-            d, extras = product(g.t(), [x], _WITH_SUM, {})
-            return d, extras["sum"]
-        except (errors.UnsupportedProblem, errors.UnsupportedEpilogue):
-            pass
-    return product(g.t(), [x], _PRODUCT, {})[0], None
+    """The gradient (n, k) of a weight from its layer's cotangent (m, n) and input (m, k); and the cotangent's sum over m, if asked for."""
+    d, extras = product(g.t(), [x], _WITH_SUM if with_sum else _PRODUCT, {})
+    return d, extras.get("sum")
 
 
 def _x_gradient(steps: Iterable[Tensor], weights: Iterable[Tensor]) -> Tensor:
