@@ -13,8 +13,8 @@ from torch.autograd import forward_ad
 
 from epigemm.pytorch import autograd, composite, fused
 from epigemm.pytorch.library import LAYER
-from epigemm.pytorch.network import Form, Network, encode
-from epigemm.pytorch.recipe import recipe
+from epigemm.pytorch.network import Network, encode
+from epigemm.pytorch.recipe import Form
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 # What stands for a plain tensor while a graph is made.
@@ -25,7 +25,7 @@ _function_modes = torch._C._len_torch_function_stack
 _transforms = torch._C._functorch.peek_interpreter_stack
 
 
-def run(form: Form, x: Tensor, weights: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> Sequence[Tensor]:
+def run(form: Form, x: Tensor, weights: tuple[Tensor, ...], inputs: tuple[Tensor, ...], plain: bool) -> Sequence[Tensor]:
     """The network's outputs, D first.
 
     The first of these that applies (torch.compile and torch.export call `traced` themselves):
@@ -36,16 +36,17 @@ def run(form: Form, x: Tensor, weights: tuple[Tensor, ...], inputs: tuple[Tensor
     Args:
         form: of the call.
         x, weights, inputs: its operands.
+        plain: whether `is_plain` is true of all of them.
     """
-    tensors = (x, *weights, *inputs)
-    if not is_plain(tensors) or _dispatch_modes() or _function_modes() or _transforms() is not None or forward_ad._current_level >= 0:
+    if not plain or _dispatch_modes() or _function_modes() or _transforms() is not None or forward_ad._current_level >= 0:
         return _indirect(form.network, x, weights, inputs)
     if torch.is_grad_enabled():
+        tensors = (x, *weights, *inputs)
         flags = tuple([t.requires_grad for t in tensors])
         if True in flags:
-            found = autograd.apply(recipe(form.network, form.extents, flags, x.dtype), form.operands, *tensors)
+            found = autograd.apply(form.recipe(flags), form.operands, *tensors)
             return found if isinstance(found, tuple) else (found,)
-    return fused.forward(recipe(form.network, form.extents, (False,) * len(tensors), x.dtype), x, weights, inputs)[0]
+    return fused.forward(form.without, x, weights, inputs)[0]
 
 
 def is_plain(tensors: Iterable[Tensor | None]) -> bool:

@@ -17,8 +17,9 @@ from epigemm.expression.trace import as_epilogue
 from epigemm.pytorch import activations
 from epigemm.pytorch.activations import Activation
 from epigemm.pytorch.dispatch import autocasted, is_plain, run, traced
-from epigemm.pytorch.network import Form, Network, encode
+from epigemm.pytorch.network import Network, encode
 from epigemm.pytorch.product import dtype_name
+from epigemm.pytorch.recipe import Form
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -192,7 +193,13 @@ def apply(
     if torch.compiler.is_compiling():
         found = traced(_text_of(function, len(weights), recompute), x, weights, tensors)
     else:
-        found = run(Form.of(_network_of(function, len(weights), recompute), x, weights, tensors), x, weights, tensors)
+        found = run(
+            Form.of(_network_of(function, len(weights), recompute), x, weights, tensors),
+            x,
+            weights,
+            tensors,
+            is_plain((x, *weights, *tensors)),
+        )
     extras = _names(function, len(weights), "outputs").split()
     return (found[0], {name: found[i] for i, name in enumerate(extras, 1)}) if extras else found[0]
 
@@ -212,9 +219,9 @@ def _call(kind: str, activation: Activation, recompute: bool, x: Tensor, *operan
         x, *cast = autocasted((x, *operands[:-1]), x.device.type)
         operands = (*cast, operands[-1])
     weights, residual = len(operands) // 2, operands[-1]
-    key, form = None, None
+    key, form, plain = None, None, is_plain((x, *operands))
     # An activation that is a function may mean something else at the next call; a subclass may have extents that are no numbers.
-    if (activation is None or isinstance(activation, str)) and is_plain((x, *operands)):
+    if plain and (activation is None or isinstance(activation, str)):
         key = (kind, activation, recompute, x.shape, x.dtype, *[t if t is None else (t.shape, t.dtype) for t in operands])
         form = _forms.get(key)
     inputs: tuple[Any, ...] = tuple([t for t in operands[weights:] if t is not None])
@@ -223,7 +230,7 @@ def _call(kind: str, activation: Activation, recompute: bool, x: Tensor, *operan
         inputs = (*inputs[:-1], _spread("residual", residual, x, given[-1].shape[0]))
     if form is None:
         form = _remember(key, Form.of(_checked(kind, activation, recompute, x, operands), x, given, inputs))
-    return run(form, x, given, inputs)[0]
+    return run(form, x, given, inputs, plain)[0]
 
 
 _forms: dict[Any, Form] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -45,26 +44,6 @@ class Network:
     def last(self) -> Expression:
         """The expression that makes the network's D."""
         return self.first if self.second is None else self.second
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """A network and how its operands look.
-
-    Args:
-        network: what is computed.
-        extents: of the inputs.
-        operands: (shape, dtype) of x, of each weight and of each input: what their gradients have.
-    """
-
-    network: Network
-    extents: tuple[str, ...]
-    operands: tuple[tuple[Any, Any], ...]
-
-    @staticmethod
-    def of(network: Network, x: Any, weights: Sequence[Any], inputs: Sequence[Any]) -> Form:
-        """The form of a call."""
-        return Form(network, tuple([place(t.shape) for t in inputs]), tuple([(t.shape, t.dtype) for t in (x, *weights, *inputs)]))
 
 
 def place(shape: tuple[Any, ...]) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -12,7 +13,7 @@ from epigemm.expression.check import extent, input_usage
 from epigemm.expression.grad import Gradient, gradient
 from epigemm.expression.nodes import BITS, COLUMN, MATRIX, Expression, Node, Output, acc, input_, transform, walk
 from epigemm.expression.rules import VALUE, kind
-from epigemm.pytorch.network import Network, decode, encode
+from epigemm.pytorch.network import Network, decode, encode, place
 
 # The size for which the cheapest set to save is chosen. A fixed one: a dynamic number of rows must not change what is saved.
 _ROWS, _COLUMNS = 4096, 4096
@@ -113,6 +114,41 @@ def placed(node: Node, network: Network, extents: tuple[str, ...]) -> str:
     return extent(transform(node, fill))
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """All calls whose operands look the same.
+
+    Args:
+        network: what is computed.
+        extents: of the inputs.
+        operands: (shape, dtype) of x, of each weight and of each input: what their gradients have.
+        dtype: x's.
+        without: the recipe without a gradient.
+        recipes: by which of the operands want one, those used so far.
+    """
+
+    network: Network
+    extents: tuple[str, ...]
+    operands: tuple[tuple[Any, Any], ...]
+    dtype: torch.dtype
+    without: Recipe
+    recipes: dict[tuple[bool, ...], Recipe] = field(default_factory=dict)
+
+    @staticmethod
+    def of(network: Network, x: Any, weights: Sequence[Any], inputs: Sequence[Any]) -> Form:
+        """The form of a call."""
+        extents = tuple([place(t.shape) for t in inputs])
+        operands = tuple([(t.shape, t.dtype) for t in (x, *weights, *inputs)])
+        return Form(network, extents, operands, x.dtype, recipe(network, extents, (False,) * len(operands), x.dtype))
+
+    def recipe(self, flags: tuple[bool, ...]) -> Recipe:
+        """The recipe where these of the operands want a gradient."""
+        found = self.recipes.get(flags)
+        if found is None:
+            found = self.recipes[flags] = recipe(self.network, self.extents, flags, self.dtype)
+        return found
+
+
 def text(made: Recipe) -> str:
     """The recipe as text: what a registered op of the backward carries."""
     flags = ",".join(str(int(flag)) for flag in made.needs.flags)
@@ -156,7 +192,7 @@ def _with_gradient(made: Recipe) -> Recipe:
     expression = network.first
     usage = input_usage(expression)
     given = list(zip(expression.input_names, made.extents, needs.inputs, strict=False))
-    places = {name: BITS if usage.get(name) == BITS else place for name, place, _ in given}
+    places = {name: BITS if usage.get(name) == BITS else where for name, where, _ in given}
     wrt = [name for name, _, want in given if want and usage.get(name, VALUE) == VALUE]
     found = gradient(expression, places, wrt=wrt, cotangents=flowing(expression), m=_ROWS, n=_COLUMNS, dtype=made.dtype)
     made = replace(made, gradient=found, backward=found.backward, forward=found.forward)
@@ -252,13 +288,13 @@ def _direct(made: Recipe) -> tuple[tuple[str, ...], tuple[str, ...]]:
     first = len(network.first.input_names)
     passed: list[str] = []
     sums: list[str] = []
-    for index, (name, want, place) in enumerate(zip(network.input_names, made.needs.inputs, made.extents, strict=True)):
+    for index, (name, want, where) in enumerate(zip(network.input_names, made.needs.inputs, made.extents, strict=True)):
         slot = f"in{index}"
         if want and index >= first:
-            (passed if place == MATRIX else sums).append(slot)
+            (passed if where == MATRIX else sums).append(slot)
         elif want and network.second is None and made.is_plain and made.backward is not None:
             node = next((o.node for o in made.backward.outputs if o.name == f"d_{name}"), None)
-            passed += [slot] if node is _COTANGENT and place == MATRIX else []
+            passed += [slot] if node is _COTANGENT and where == MATRIX else []
             sums += [slot] if node is _ROW_SUM else []
     return tuple(passed), tuple(sums)
 
