@@ -7,14 +7,16 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from operator import itemgetter
+from functools import cache, partial
+from operator import and_, itemgetter
 from typing import Any
 
 from epigemm import binding, dtypes, layouts, tensors
 from epigemm.arguments import Arguments
+from epigemm.engines.base import DirectLaunch
 from epigemm.execution import Prepared
 from epigemm.plans import Candidate
 from epigemm.problem import Operand, Problem
@@ -30,6 +32,7 @@ class Reader:
     """How one package's tensors are read with the least time.
 
     Args:
+        package: its name.
         form: tensor -> a hashable value of all that decides a plan but the address.
         pointer: tensor -> address.
         stream: device index -> raw handle of the current stream.
@@ -38,6 +41,7 @@ class Reader:
         writable: whether a tensor may be; where not, the other way says why, or what more there is to do.
     """
 
+    package: str
     form: Callable[[Any], Any]
     pointer: Callable[[Any], int]
     stream: Callable[[int], int]
@@ -97,12 +101,12 @@ def _reader(cls: Any) -> Reader | None:
         torch = sys.modules["torch"]
         plain = cls in (torch.Tensor, torch.nn.Parameter) and torch.cuda.is_available()
         return (
-            Reader(_torch_form, _torch_pointer, torch._C._cuda_getCurrentRawStream, _torch_empty, _torch_written, _torch_writable)
+            Reader("torch", _torch_form, _torch_pointer, torch._C._cuda_getCurrentRawStream, _torch_empty, _torch_written, _torch_writable)
             if plain
             else None
         )
     if package == "cupy" and cls is sys.modules["cupy"].ndarray:
-        return Reader(_cupy_form, _cupy_pointer, _cupy_stream, _cupy_empty, _nothing, _always)
+        return Reader("cupy", _cupy_form, _cupy_pointer, _cupy_stream, _cupy_empty, _nothing, _always)
     return None
 
 
@@ -114,11 +118,18 @@ def key(read: Reader, a: Any, b: Any, inputs: Mapping[str, Any] | None, out: Any
     """The forms of all tensors of a call; MISS where one is not read like A."""
     form = read.form
     cls = type(a)
-    given = inputs or {}
-    for x in (b, *given.values()) if out is None else (b, out, *given.values()):
+    if type(b) is not cls and reader(type(b)) is not read:
+        return MISS
+    if not inputs and out is None:
+        return form(a), form(b)
+    found = [form(a), form(b), None if out is None else form(out)]
+    for name, x in (inputs or {}).items():
         if type(x) is not cls and reader(type(x)) is not read:
             return MISS
-    return form(a), form(b), tuple([(name, form(x)) for name, x in given.items()]), None if out is None else form(out)
+        found.append((name, form(x)))
+    if out is not None and type(out) is not cls and reader(type(out)) is not read:
+        return MISS
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +164,32 @@ def call(prepared: Prepared, candidate: Candidate) -> Call | None:
     places = {"": 0, "a": 1, "b": 2, "d": 3, **{name: 4 + i for i, name in enumerate((*inputs, *(row[0] for row in extras)))}}
     pick = itemgetter(*(places[name] for name in launch.names))
     spans = [_Span.of(x) for x in (problem.a, problem.b[0], *(x for _, x in problem.inputs))]
+    if len(inputs) < 2 and not extras and problem.d.dtype == problem.a.dtype:
+        return _short(launch, inputs, spans, problem, _caller(launch.run, pick, inputs, extras, spans, problem))
     return _caller(launch.run, pick, inputs, extras, spans, problem)
+
+
+def _short(launch: DirectLaunch, inputs: tuple[str, ...], spans: list[_Span], problem: Problem, general: Call) -> Call:
+    """`_caller` for PyTorch's tensors, at most one input and a new D: a function call and a loop less for each tensor."""
+    index = int(problem.device.partition(":")[2])
+    shape, strides = problem.d.shape, problem.d.strides
+    mask_a, mask_b, mask_x = (*(s.mask for s in spans), 0)[:3]
+    name = inputs[0] if inputs else ""
+    pick = itemgetter(*({"": 0, "a": 1, "b": 2, "d": 3, name: 4}[n] if n else 0 for n in launch.names))
+    run = launch.run
+
+    def short(a: Any, b: Any, given: Mapping[str, Any], out: Any) -> Any:
+        read = reader(type(a))
+        if out is not None or read is None or read.package != "torch":
+            return general(a, b, given, out)
+        at_a, at_b, at_x = a.data_ptr(), b.data_ptr(), given[name].data_ptr() if name else 0
+        if at_a & mask_a or at_b & mask_b or at_x & mask_x:
+            return MISS
+        d = a.new_empty_strided(shape, strides)
+        run(*pick((0, at_a, at_b, d.data_ptr(), at_x)), read.stream(index))
+        return d
+
+    return short
 
 
 def bound(prepared: Prepared, candidate: Candidate, arguments: Arguments, result: Any) -> Callable[[Any], Any] | None:
@@ -171,21 +207,64 @@ def bound(prepared: Prepared, candidate: Candidate, arguments: Arguments, result
         return None
     a, b = arguments.a.array, arguments.b[0].array
     inputs = {name: tensor.array for name, tensor in arguments.inputs.items()}
-    form, d_form = read.form, read.form(result[0] if isinstance(result, tuple) else result)
-    cls = type(a)
+    d = result[0] if isinstance(result, tuple) else result
+    form, d_form, cls = read.form, read.form(d), type(a)
+    del d, result
 
-    def run(out: Any) -> Any:
+    def general(out: Any) -> Any:
         if out is not None and (type(out) is not cls or form(out) != d_form):
             return MISS
         return function(a, b, inputs, out)
 
-    return run
+    if read.package != "torch" or prepared.extras:
+        return general
+    return _bound_torch(prepared, candidate, a, [a, b, *(inputs[name] for name, _ in prepared.plan.problem.inputs)], general)
+
+
+def _bound_torch(prepared: Prepared, candidate: Candidate, a: Any, reads: list[Any], general: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The same for PyTorch's tensors and D alone, with what does not change between calls taken out of them.
+
+    The operands' addresses are read once: their data may change, their memory is not to be exchanged (`resize_`, `set_`) without
+    `reset_operands`. An `out` is checked when it is first seen, and again when its version says that others changed it since.
+    """
+    torch = sys.modules["torch"]
+    problem = prepared.plan.problem
+    launch = prepared.executable(candidate).direct()
+    assert launch is not None  # or `call` would have found none
+    names = ("a", "b", *(name for name, _ in problem.inputs))
+    at = {"": 0, **{name: x.data_ptr() for name, x in zip(names, reads, strict=True)}}
+    before = tuple(at[name] for name in launch.names[: launch.names.index("d")])
+    after = tuple(at[name] for name in launch.names[launch.names.index("d") + 1 :])
+    run, stream, index = launch.run, torch._C._cuda_getCurrentRawStream, int(problem.device.partition(":")[2])
+    shape, strides, dtype = problem.d.shape, problem.d.strides, tensors.torch_dtype(problem.d.dtype.name)
+    empty = a.new_empty_strided if a.dtype is dtype else partial(a.new_empty_strided, dtype=dtype)
+    written = torch.autograd.graph.increment_version
+    seen: tuple[Any, int, int] = (None, 0, 0)  # a weak reference to the last out, its address and its version after our write
+
+    def bound(out: Any) -> Any:
+        nonlocal seen
+        if out is None:
+            d = empty(shape, strides)
+            run(*before, d.data_ptr(), *after, stream(index))
+            return d
+        last, address, version = seen
+        if last is not None and last() is out and out._version == version and out.data_ptr() == address:
+            run(*before, address, *after, stream(index))
+            written(out)
+            seen = last, address, version + 1
+            return out
+        result = general(out)
+        if result is out and not out.is_inference():
+            seen = weakref.ref(out), out.data_ptr(), out._version
+        return result
+
+    return bound
 
 
 def _suits(prepared: Prepared) -> bool:
     problem = prepared.plan.problem
     empty = 0 in (problem.m, problem.n, problem.k, *problem.batch)
-    odd = prepared.inplace or prepared.product.squeeze or problem.c is not None or len(problem.b) > 1
+    odd = prepared.inplace or prepared.blocking or prepared.product.squeeze or problem.c is not None or len(problem.b) > 1
     return problem.device != tensors.CPU and not (empty or odd or problem.a.dtype.is_complex)
 
 
@@ -207,9 +286,8 @@ def _caller(
             return MISS
         pointer, new = read.pointer, read.empty
         reads = [pointer(a), pointer(b), *[pointer(inputs[name]) for name in names]]
-        for address, mask in zip(reads, masks, strict=True):
-            if address & mask:
-                return MISS
+        if any(map(and_, reads, masks)):
+            return MISS
         d = new(a, shape, strides, dtype) if out is None else out
         start = pointer(d)
         if out is not None and (start & d_span.mask or _overlaps(start, d_span, reads, spans) or not read.writable(out)):
