@@ -63,6 +63,22 @@ def test_gradients_of_each_sample():
         close(each_sample[name].sum(0), p.grad)
 
 
+def test_batched_cotangents(each):
+    """The forward was fused; the backward is mapped over several cotangents at once."""
+    tensors = each.tensors()
+    y, z = each.ours(*tensors), each.eager(*tensors)
+    g = torch.randn(3, *z.shape, dtype=torch.float64)
+    for got, want in zip(*(torch.autograd.grad(r, tensors, g, is_grads_batched=True) for r in (y, z)), strict=True):
+        close(got, want)
+
+
+def test_a_vectorised_jacobian(named):
+    x, *rest = named["mlp gelu"].tensors(requires_grad=False)
+    functions = (named["mlp gelu"].ours, named["mlp gelu"].eager)
+    ours, eager = (torch.autograd.functional.jacobian(lambda x, f=f: f(x, *rest), x, vectorize=True) for f in functions)
+    close(ours, eager)
+
+
 def test_hessian():
     tensors = [torch.randn(s, dtype=torch.float64) for s in ((2, 3), (4, 3), (2, 4), (4,))]
 

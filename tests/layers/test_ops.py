@@ -106,6 +106,16 @@ def test_the_flop_counter_counts_each_product(each):
     assert counts[0] == counts[1] > 0
 
 
+def test_the_flop_counter_around_the_backward_alone(named):
+    counts = []
+    for function in (named["mlp relu"].ours, named["mlp relu"].eager):
+        y = function(*named["mlp relu"].tensors()).sum()
+        with FlopCounterMode(display=False) as counter:
+            y.backward()
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0
+
+
 def test_the_flop_counter_sees_what_is_recomputed(named):
     with FlopCounterMode(display=False) as plain:
         named["mlp gelu"].ours(*named["mlp gelu"].tensors()).sum().backward()

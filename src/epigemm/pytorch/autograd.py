@@ -1,4 +1,4 @@
-"""What a forward holds for its backward, and the backward: shared by the direct path's Function and by the registered op."""
+"""What a forward holds for its backward, and what the backward makes of it: shared by the direct path and by the registered op."""
 
 from __future__ import annotations
 
@@ -8,33 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from epigemm.pytorch import composite, fused
+from epigemm.pytorch import composite
 from epigemm.pytorch.fused import flat
 from epigemm.pytorch.recipe import Recipe, flowing
 
+_transforms = torch._C._functorch.peek_interpreter_stack
+_is_batched = torch._C._functorch.is_legacy_batchedtensor  # by grad(is_grads_batched=True)
+
 Backward = Callable[[Recipe, dict[str, Tensor], dict[str, Tensor]], list[Tensor]]
-
-
-class Fused(torch.autograd.Function):
-    """The direct path with a gradient: (recipe, forms of the operands, x, *weights, *inputs) -> D, or the outputs as a tuple."""
-
-    @staticmethod
-    def forward(ctx: Any, recipe: Recipe, forms: Sequence[Any], x: Tensor, *rest: Tensor) -> Any:
-        weights = recipe.network.weights
-        visible, fresh = fused.forward(recipe, x, rest[:weights], rest[weights:])
-        hold(ctx, recipe, forms, (x, *rest, *visible, *fresh), visible)
-        if len(visible) > 1:
-            stopped = {o.name for o in recipe.network.first.extras} - set(flowing(recipe.network.first))
-            ctx.mark_non_differentiable(*(t for o, t in zip(recipe.network.first.outputs, visible, strict=True) if o.name in stopped))
-        return visible[0] if len(visible) == 1 else tuple(visible)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        return (None, None, *gradients(ctx, grads, fused.backward))
-
-
-# Function.apply spends 3 us on functorch's wrappers, of which there are none on the direct path.
-apply: Callable[..., Any] = super(torch.autograd.Function, Fused).apply
 
 
 def hold(ctx: Any, recipe: Recipe, forms: Sequence[Any], everything: Sequence[Tensor], visible: Sequence[Tensor]) -> None:
@@ -59,7 +40,7 @@ def gradients(ctx: Any, grads: Sequence[Tensor | None], run: Backward) -> list[T
     Args:
         ctx: as `hold` left it.
         grads: the cotangents of the visible outputs.
-        run: computes what `recipe.computed` names; where the backward is itself to be differentiated, the composite path does.
+        run: computes what `recipe.computed` names; where the backward is itself differentiated or mapped, the composite path does.
     """
     recipe: Recipe = ctx.recipe
     if all(g is None for g in grads):
@@ -67,7 +48,7 @@ def gradients(ctx: Any, grads: Sequence[Tensor | None], run: Backward) -> list[T
     rows = rows_of_shape(ctx.forms[0][0])
     held = {slot: _flat(slot, t, recipe, rows) for slot, t in zip(recipe.held, ctx.saved_tensors, strict=True)}
     cotangents = _cotangents(ctx, grads, rows)
-    if torch.is_grad_enabled():
+    if torch.is_grad_enabled() or _transforms() is not None or any(g is not None and _is_batched(g) for g in grads):
         run = composite.backward
     else:
         ctx.maybe_clear_saved_tensors()  # what `run` is done with is freed then, not when all is over; nothing under retain_graph

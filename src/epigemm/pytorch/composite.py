@@ -161,7 +161,7 @@ class Evaluation:
         return TORCH[node.op](*args, **dict(node.params))
 
     def _reduced(self, x: Tensor, op: str, axis: str) -> Tensor:
-        whole = torch.broadcast_to(x, self.shape)
+        whole = x.expand(self.shape)
         if axis != "n":
             whole = whole.reshape(-1, self.shape[-1]) if axis == "m" else whole.reshape(1, -1)
         dim = 0 if axis == "m" else -1
@@ -202,7 +202,7 @@ def _stored(value_of: Evaluation, node: Node, wide: torch.dtype, stored: torch.d
         return value.to(getattr(torch, str(node.param("dtype"))))
     if node.op in ("sum", "amax"):
         return value.to(wide)
-    value = torch.broadcast_to(value, value_of.shape) if is_d else torch.atleast_2d(value)
+    value = value.expand(value_of.shape) if is_d else torch.atleast_2d(value)
     return value.to(stored) if kind(node) != BITS else value
 
 
@@ -220,10 +220,10 @@ def backward(recipe: Recipe, held: Mapping[str, Tensor], cotangents: Mapping[str
     if recipe.gradient is not None:
         value_of = _first_again(recipe, held, g)
         if network.second is not None and needs.weights[-1]:
-            hidden = torch.broadcast_to(value_of(network.first.d.node), value_of.shape).to(held["x"].dtype)
+            hidden = value_of(network.first.d.node).expand(value_of.shape).to(held["x"].dtype)
         d = g if network.second is None else g @ held[f"w{ways}"]
         outputs = _backward_of_first(recipe, held, cotangents, d.to(wide), value_of)
-        steps = [torch.broadcast_to(outputs[name], d.shape).to(held["w0" if "w0" in held else "x"].dtype) for name in _accs(ways)]
+        steps = [outputs[name].expand(d.shape).to(held["w0" if "w0" in held else "x"].dtype) for name in _accs(ways)]
         found |= {f"w{i}": s.t() @ held["x"] for i, (s, want) in enumerate(zip(steps, needs.weights, strict=False)) if want}
         if needs.x:
             parts = [s @ held[f"w{i}"] for i, s in enumerate(steps)]

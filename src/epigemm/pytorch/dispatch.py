@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
-from epigemm.pytorch import autograd, composite, fused
+from epigemm.pytorch import composite, function, fused
 from epigemm.pytorch.library import LAYER
 from epigemm.pytorch.network import Network, encode
 from epigemm.pytorch.recipe import Form
@@ -44,7 +44,7 @@ def run(form: Form, x: Tensor, weights: tuple[Tensor, ...], inputs: tuple[Tensor
         tensors = (x, *weights, *inputs)
         flags = tuple([t.requires_grad for t in tensors])
         if True in flags:
-            found = autograd.apply(form.recipe(flags), form.operands, *tensors)
+            found = function.apply(form.recipe(flags), form.operands, *tensors)
             return found if isinstance(found, tuple) else (found,)
     return fused.forward(form.without, x, weights, inputs)[0]
 

@@ -167,12 +167,13 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
 
 def _differentiated(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
     made: Recipe = ctx.recipe
-    found = gradients(ctx, list(grads)[: len(made.network.last.outputs)], _through_op)
+    found = gradients(ctx, list(grads)[: len(made.network.last.outputs)], through_op)
     weights = 1 + made.network.weights
     return found[0], found[1:weights], found[weights:], None, None
 
 
-def _through_op(made: Recipe, held: dict[str, Tensor], cotangents: dict[str, Tensor]) -> list[Tensor]:
+def through_op(made: Recipe, held: dict[str, Tensor], cotangents: dict[str, Tensor]) -> list[Tensor]:
+    """`fused.backward`, as a registered op."""
     return torch.ops.epigemm.layer_backward([cotangents[name] for name in _flowing(made)], [held[slot] for slot in made.held], text(made))
 
 

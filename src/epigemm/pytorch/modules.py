@@ -15,6 +15,7 @@ from epigemm.pytorch.activations import Activation
 from epigemm.pytorch.functions import gated_mlp, linear, mlp
 
 
+# An nn.Linear by class too: what looks for one in a model (tensor parallelism, weight decay groups) finds it.
 class Linear(nn.Linear):
     """activation(x @ weight.T + bias) + residual in one kernel: nn.Linear with what follows it.
 
@@ -74,7 +75,7 @@ class Linear(nn.Linear):
 class MLP(nn.Module):
     """fc2(activation(fc1(x))): two layers whose activation and bias gradients run inside the products, forward and backward.
 
-    Its parameters are those of two nn.Linear, `fc1` and `fc2`.
+    Its parameters are those of two nn.Linear, `fc1` and `fc2`. These hold them and are not called: their forward hooks do not run.
 
     Args:
         in_features, hidden_features: extents.
@@ -139,6 +140,7 @@ class GatedMLP(nn.Module):
     """down_proj(activation(gate_proj(x)) * up_proj(x)): the gate runs inside the product, x is read once, the weights stay as they lie.
 
     Its parameters are those of three nn.Linear, `gate_proj`, `up_proj` and `down_proj`, as checkpoints of gated models name them.
+    These hold them and are not called: their forward hooks do not run.
 
     Args:
         in_features, hidden_features: extents.
