@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from epigemm import arguments as args
-from epigemm import binding, config, direct, errors, execution, mirrors, specification
+from epigemm import binding, config, direct, engines, errors, execution, mirrors, specification
 from epigemm.arguments import Arguments, Form, Replacement, replaced
 from epigemm.execution import Prepared
 from epigemm.options import (
@@ -108,7 +108,9 @@ def matmul(
 
     def make() -> Prepared:
         wanted = as_options(MatmulPlanPreferences, preferences, _PREFERENCES)
-        return execution.prepare(placed, epilog, as_options(MatmulOptions, options, _OPTIONS), replace(wanted, limit=1), qualifiers, name)
+        found = execution.prepare(placed, epilog, as_options(MatmulOptions, options, _OPTIONS), replace(wanted, limit=1), qualifiers, name)
+        _logger_of(options).info("= PLANNING PHASE = %s", found.plan)
+        return found
 
     name = engine if chosen is None else chosen.engine
     key = (placed.signature, binding.key(epilog, len(placed.b)), *_options_key(options, preferences, qualifiers, placed), name)
@@ -117,7 +119,13 @@ def matmul(
     result = prepared.execute(specification.matrices(placed), chosen or prepared.plan.candidates[0], stream=handle)
     if direct_key is not direct.MISS and not arguments.copied:
         _keep_direct(direct_key, direct.call(prepared, prepared.plan.candidates[0]))
+    _logger_of(options).info("= EXECUTION PHASE = %s", chosen or prepared.plan.candidates[0])
     return result if placed is arguments else mirrors.to_host(result, arguments, inplace=prepared.inplace, stream=handle or 0)
+
+
+def _logger_of(options: Any) -> logging.Logger:
+    given = options.get("logger") if isinstance(options, Mapping) else getattr(options, "logger", None)
+    return given or _logger
 
 
 _direct_calls: dict[Any, direct.Call] = {}
@@ -243,7 +251,7 @@ class Matmul:
         stream: Any = None,
     ) -> None:
         self._wanted = _Wanted(None, as_options(MatmulOptions, options, _OPTIONS), MatmulPlanPreferences(), AUTO)
-        self._log = self._wanted.options.logger or _logger
+        self._log = _logger_of(self._wanted.options)
         self._arguments: Arguments | None = _arguments(a, b, c, None, alpha, beta, quantization_scales, None)
         self._qualifiers = qualifiers
         self._form = Form.of(self._arguments)
@@ -304,6 +312,7 @@ class Matmul:
             prepared.plan = replace(prepared.plan, candidates=tuple(x.candidate for x in chosen), reason="algorithms= were given")
         # Nothing fails from here on.
         self._wanted, self._arguments, self._prepared, self._direct = wanted, arguments, prepared, None
+        self._log = _logger_of(wanted.options)
         self._variants.clear()
         self._signature, self._form, self._problem = arguments.signature, Form.of(arguments), _form(prepared.plan.problem)
         self._input_names = prepared.epilog.expression.input_names
@@ -321,11 +330,12 @@ class Matmul:
         return self._algorithms
 
     def applicable_algorithm_ids(self, limit: int = 8) -> list[int]:
-        """Numbers of up to `limit` algorithms that could run this product: positions in the engine's list of candidates."""
+        """Numbers of up to `limit` algorithms that could run this product: cuBLASLt's own, on other engines positions in their lists."""
         self._live("Planning")
         if not isinstance(limit, int) or limit < 0:
             raise errors.wrong_value("limit", limit, "an integer >= 0")
-        return list(range(len(self._planned("The ids of algorithms").plan.candidates)))[:limit]
+        plan = self._planned("The ids of algorithms").plan
+        return engines.get(plan.candidates[0].engine).applicable_algorithm_ids(plan.problem, plan.expression, limit)
 
     def autotune(self, iterations: int = 10, prune: int | None = None, release_workspace: bool = False, stream: Any = None) -> None:
         """Times the planned algorithms, interleaved, and orders them by their median.
@@ -349,6 +359,8 @@ class Matmul:
         for run in runs:
             run()
         medians = medians_us(runs, iterations, prepared.plan.problem.device, handle)
+        if release_workspace:
+            execution.release_workspaces(prepared.plan.problem.device)
         ranked = sorted(zip(medians, range(len(algorithms)), strict=True))[:prune]
         self._algorithms, self._direct = tuple(algorithms[i] for _, i in ranked), None
         reason = (
@@ -373,7 +385,7 @@ class Matmul:
 
         Args:
             algorithm: one of `algorithms`; by default the first.
-            release_workspace: give the workspace back afterwards.
+            release_workspace: give the workspaces that are kept for streams back afterwards, which waits for the GPU.
             stream: as in `matmul`.
             out: as in `matmul`; D keeps the planned dtype and takes `out`'s strides.
 
@@ -382,7 +394,8 @@ class Matmul:
             errors.AlgorithmError: the algorithm is none of the plan's.
         """
         algorithms = self._algorithms or ()
-        if self._direct is not None and algorithm is None and stream is None and self._direct_of is algorithms[0].candidate:
+        plain = algorithm is None and stream is None and not release_workspace
+        if self._direct is not None and plain and self._direct_of is algorithms[0].candidate:
             result = self._direct(out)
             if result is not direct.MISS:
                 return result
@@ -398,10 +411,13 @@ class Matmul:
         placed = _placed(arguments, self._wanted.options)
         handle = stream_handle(stream)
         result = prepared.execute(specification.matrices(placed), candidate, stream=handle)
+        if release_workspace:
+            execution.release_workspaces(prepared.plan.problem.device)
         self._log.info("= EXECUTION PHASE = %s", candidate)
         if placed is not arguments:
             return mirrors.to_host(result, arguments, inplace=prepared.inplace, stream=handle or 0)
-        if out is None and candidate is algorithms[0].candidate and not self._log.isEnabledFor(logging.INFO):
+        usual = out is None and candidate is algorithms[0].candidate and not prepared.blocking
+        if usual and not self._log.isEnabledFor(logging.INFO):
             self._direct, self._direct_of = direct.bound(prepared, candidate, arguments, result), candidate
         return result
 

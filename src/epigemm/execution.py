@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from epigemm import binding, compute_types, dtypes, engines, errors, specification, tensors
-from epigemm.arguments import Arguments, scalar_tensor
+from epigemm.arguments import Arguments, scalar_tensor, warn_allocator_ignored
 from epigemm.binding import D_SCALE, Epilog
 from epigemm.engines import outputs
 from epigemm.engines.base import AbstractExecutable, Call
@@ -31,6 +31,7 @@ class Prepared:
         plan: problem, checked expression, candidates.
         inplace: whether D is C.
         extras: the outputs besides D, and the operand of each.
+        blocking: whether a run on a GPU waits for its result.
         views: input name -> the shape and strides under which the expression reads it, None where it is read as given.
     """
 
@@ -40,6 +41,7 @@ class Prepared:
     inplace: bool
     views: dict[str, tuple[tuple[int, ...], tuple[int, ...]] | None]
     extras: tuple[tuple[Output, Operand], ...] = ()
+    blocking: bool = False
     executables: dict[Candidate, AbstractExecutable] = field(default_factory=dict)
 
     def executable(self, candidate: Candidate) -> AbstractExecutable:
@@ -69,7 +71,10 @@ class Prepared:
         with tensors.LIBRARIES[arguments.a.library].on_stream(arguments.a.device, stream):
             d = target or tensors.empty(arguments.a, problem.d)
             extras = [(o, tensors.empty(arguments.a, operand)) for o, operand in self.extras]
-            self.executable(candidate).run(self._call(arguments, d, extras, stream_of(arguments.a, stream)))
+            used = stream_of(arguments.a, stream)
+            self.executable(candidate).run(self._call(arguments, d, extras, used))
+        if self.blocking and not scratch:
+            wait(problem.device, used)
         if target is not None:
             tensors.mark_written(target)
         result = self._squeezed(d) if target is None else d.array
@@ -116,6 +121,22 @@ def stream_of(a: Tensor, stream: int | None) -> int:
     return tensors.LIBRARIES[a.library].stream(a.device) if stream is None else stream
 
 
+def wait(device: str, stream: int) -> None:
+    """Waits until a stream's work is done; on the CPU it is."""
+    if device != tensors.CPU:
+        libraries.open_driver().synchronize(_index(device), stream)
+
+
+def release_workspaces(device: str) -> None:
+    """Gives back the workspaces that are kept for streams and that no launch holds; the CPU engine keeps none."""
+    if device != tensors.CPU:
+        libraries.open_driver().release_workspaces()
+
+
+def _index(device: str) -> int:
+    return int(device.partition(":")[2])
+
+
 def prepare(
     arguments: Arguments,
     epilog: Any,
@@ -143,23 +164,35 @@ def prepare(
         problem = specification.with_order(made, matrices, meant.order)
     placed = binding.place(meant, made, problem.order, _with_scales(matrices, meant))
     inputs = tuple((name, tensor.operand()) for name, tensor in placed.items())
-    problem = replace(problem, inputs=inputs, compute=_limited(problem, options))
+    problem = replace(problem, inputs=inputs, compute=_compute(problem, options, preferences))
     expression = binding.checked(meant.expression, problem)
     plan = select(problem, expression, engine, int(preferences.limit or 0))
     given = _with_scales(matrices, meant)
     views = {name: None if tensor is given[name] else (tensor.shape, tensor.strides) for name, tensor in placed.items()}
     extras = tuple((o, outputs.operand(problem, o)) for o in expression.extras)
-    return Prepared(made, meant, plan, options.inplace, views, extras)
+    return Prepared(made, meant, plan, options.inplace, views, extras, options.blocking is True)
 
 
-def _limited(problem: Problem, options: MatmulOptions) -> Compute:
-    """The numerical options with the workspace limit in bytes: of a GPU's memory; on the CPU only a limit that is no fraction counts."""
+def _compute(problem: Problem, options: MatmulOptions, preferences: MatmulPlanPreferences) -> Compute:
+    """The numerical options with the workspace limit in bytes: of a GPU's memory; on the CPU only a limit that is no fraction counts.
+
+    What cuBLASLt alone reads, its handle and which of its algorithms may be taken, is added on a GPU.
+    """
     limit = options.memory_limit
     if problem.device == tensors.CPU:
         share = (isinstance(limit, str) and "%" in limit) or (isinstance(limit, float) and limit <= 1)
         return problem.compute if share or limit is None else replace(problem.compute, memory_limit=memory_limit_bytes(limit, 0))
-    total = libraries.open_driver().device_total_bytes(int(problem.device.partition(":")[2]))
-    return replace(problem.compute, memory_limit=memory_limit_bytes("80%" if limit is None else limit, total))
+    if options.allocator is not None:
+        warn_allocator_ignored()
+    total = libraries.open_driver().device_total_bytes(_index(problem.device))
+    return replace(
+        problem.compute,
+        memory_limit=memory_limit_bytes("80%" if limit is None else limit, total),
+        reduction_scheme_mask=int(preferences.reduction_scheme_mask or 0),
+        max_waves_count=float(preferences.max_waves_count or 0),
+        numerical_impl_mask=int(preferences.numerical_impl_mask or 0),
+        handle=options.handle or 0,
+    )
 
 
 def product(arguments: Arguments, options: MatmulOptions, qualifiers: Any = None, cast: str | None = None) -> Product:

@@ -187,6 +187,9 @@ def _blocking(value: Any) -> Literal[True, "auto"]:
 class MatmulOptions:
     """Options of `Matmul` and `matmul`; a dict of these fields does as well.
 
+    On the CPU `sm_count_target`, `fast_accumulation`, `handle`, `blocking`, `allocator` and `strict` change nothing: there are no
+    multiprocessors, narrow types accumulate in float32, every call returns when it is done, no engine deviates.
+
     Args:
         inplace: D is written into C.
         compute_type: a `MatmulComputeType`; by default the one of the operands' dtype (float32 means no TF32).
@@ -194,15 +197,16 @@ class MatmulOptions:
         result_type: the `CudaDataType` of D; by default C's, else A's.
         result_amax: also return `aux["result_amax"]`, D's largest absolute value before its scale; for FP8 results.
         block_scaling: MXFP8 and NVFP4 scaling, which needs a Blackwell GPU; refused elsewhere.
-        sm_count_target: number of multiprocessors to use; 0 is all.
+        sm_count_target: number of multiprocessors that cuBLASLt uses; 0 is all.
         fast_accumulation: FP8 products accumulate in the tensor cores alone, without promotion to float32.
         device_id: the GPU on which to compute operands that lie on the CPU. None, the default, computes them where they
             lie, on the CPU engine (the peer copies them to GPU 0). Operands on a GPU are computed there in any case.
-        handle: a cuBLASLt handle to use, as an int; by default one is kept for each device and thread.
-        logger: a `logging.Logger`; by default the library's own.
-        memory_limit: how much device memory the workspace may take: see `memory_limit_bytes`.
+        handle: the cuBLASLt handle to launch with, as an int; by default one is kept for each device.
+        logger: a `logging.Logger`, told of each phase at level INFO; by default the library's own, "epigemm".
+        memory_limit: how much memory the workspace may take: see `memory_limit_bytes`. On the CPU, the panels; a fraction limits nothing.
         blocking: True waits for the result; "auto" waits only where operands lie on the CPU.
-        allocator: where the workspace comes from: a `BaseCUDAMemoryManager` or `BaseCUDAMemoryManagerAsync`.
+        allocator: a `BaseCUDAMemoryManager` or `BaseCUDAMemoryManagerAsync`, checked and, with a warning, not used: workspace comes
+            from the device's stream-ordered pool.
         rounding: "once" rounds D when it is stored; "eager" rounds to D's dtype after every step that an unfused model
             would store.
         strict: refuse engines whose special values differ from the CPU engine's, instead of saying so in `explain()`.

@@ -82,6 +82,9 @@ class Compute:
         strict: refuse an engine whose special values differ from the contract.
         memory_limit: bytes of workspace at most, or None.
         sm_count_target: multiprocessors to use, 0 for all.
+        reduction_scheme_mask, max_waves_count, numerical_impl_mask: which of cuBLASLt's algorithms may be taken; as in
+            `MatmulPlanPreferences`.
+        handle: the cuBLASLt handle to launch with, 0 for the device's own.
     """
 
     compute_type: int = 68
@@ -91,6 +94,10 @@ class Compute:
     strict: bool = False
     memory_limit: int | None = None
     sm_count_target: int = 0
+    reduction_scheme_mask: int = 7
+    max_waves_count: float = 0.0
+    numerical_impl_mask: int = (1 << 64) - 1
+    handle: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,10 @@ class AbstractEngine(ABC):
     def candidates(self, problem: Problem, expression: Expression, limit: int) -> tuple[Candidate, ...]:
         """Up to `limit` ways to run a problem that `supports` accepted, the one expected to be fastest first."""
 
+    def applicable_algorithm_ids(self, problem: Problem, expression: Expression, limit: int = 8) -> list[int]:
+        """Numbers of up to `limit` algorithms that could run the problem: here, positions among the candidates."""
+        return list(range(len(self.candidates(problem, expression, limit))))[:limit]
+
     @abstractmethod
     def notes(self, problem: Problem, expression: Expression) -> tuple[str, ...]:
         """What a user may want to know of this engine's way with an accepted problem: what it copies, where it deviates."""

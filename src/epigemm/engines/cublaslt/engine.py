@@ -81,6 +81,7 @@ class CublasLtExecutable(AbstractExecutable):
     __slots__ = (
         "_core",
         "_device",
+        "_handle",
         "_last",
         "_native",
         "_what",
@@ -93,11 +94,11 @@ class CublasLtExecutable(AbstractExecutable):
         "workspace_bytes",
     )
 
-    def __init__(self, descriptor: Descriptor, device: str, raw: bytes, what: str) -> None:
-        self._core, self._device, self._what = libraries.open_cublaslt(), library.index(device), what
+    def __init__(self, descriptor: Descriptor, device: str, raw: bytes, what: str, handle: int = 0) -> None:
+        self._core, self._device, self._what, self._handle = libraries.open_cublaslt(), library.index(device), what, handle
         matmul = library.create(descriptor)
         try:
-            _, self.workspace_bytes, _, _ = matmul.check(self._device, raw)
+            _, self.workspace_bytes, _, _ = matmul.check(self._device, raw, handle)
         except errors.LibraryError as error:
             reason = "cuBLASLt does not run this algorithm for this product"
             raise errors.AlgorithmError(errors.say(reason, *str(error).splitlines()[:1], "Take one of plan()'s algorithms.")) from error
@@ -114,7 +115,7 @@ class CublasLtExecutable(AbstractExecutable):
         c_is_d = descriptor.c.dtype == descriptor.d.dtype
         zeroed_bytes = descriptor.aux.zeroed_bytes if descriptor.aux is not None else 0
         flags = (descriptor.swapped, c_is_d, bool(self.bias), bool(self.aux), zeroed_bytes)
-        self._native = self._core.LtLaunch(matmul, self._device, raw, self.workspace_bytes, plain, *flags, 0, what)
+        self._native = self._core.LtLaunch(matmul, self._device, raw, self.workspace_bytes, plain, *flags, handle, what)
         self.launch = self._native.run
 
     def run(self, call: Call) -> None:
@@ -141,7 +142,7 @@ class CublasLtExecutable(AbstractExecutable):
         if self._zero is None:
             zero, zero_bytes = without_product(self.descriptor)
             raw = library.heuristic(zero, f"cuda:{self._device}", 1, Preferences())[0].raw
-            self._zero = CublasLtExecutable(zero, f"cuda:{self._device}", raw, self._what), zero_bytes
+            self._zero = CublasLtExecutable(zero, f"cuda:{self._device}", raw, self._what, self._handle), zero_bytes
         executable, size_bytes = self._zero
         zeros = self._core.allocate(self._device, size_bytes, call.stream)
         try:
@@ -193,7 +194,7 @@ class CublasLtEngine(AbstractEngine):
 
     def supports(self, problem: Problem, expression: Expression) -> Refusal | None:
         """None, or the sentence that names what cuBLASLt cannot do; the library itself is asked too."""
-        return self._ask(problem, expression, Preferences()).refusal
+        return self._ask(problem, expression).refusal
 
     def candidates(
         self, problem: Problem, expression: Expression, limit: int, preferences: Preferences | None = None
@@ -203,16 +204,16 @@ class CublasLtEngine(AbstractEngine):
         Args:
             problem, expression: accepted by `supports`.
             limit: how many.
-            preferences: which algorithms may be returned; the workspace is limited by `problem.compute.memory_limit` too.
+            preferences: which algorithms may be returned; by default as `problem.compute` says, whose memory_limit holds in any case.
         """
-        asked = self._ask(problem, expression, preferences or Preferences())
+        asked = self._ask(problem, expression, preferences)
         predicted_us = costs.fused_us(problem, asked.epilog)
         found = (algorithms.candidate(r.raw, r.workspace_bytes, r.waves) for r in asked.results[:limit])
         return tuple(replace(c, predicted_us=predicted_us) for c in found)
 
     def notes(self, problem: Problem, expression: Expression) -> tuple[str, ...]:
         """Where cuBLASLt's special values differ, and that a row-major D is computed transposed."""
-        asked = self._ask(problem, expression, Preferences())
+        asked = self._ask(problem, expression)
         if asked.descriptor is None:
             return ()
         swapped = ("D is row-major: computed as its transpose, with A and B exchanged",) if asked.descriptor.swapped else ()
@@ -226,7 +227,7 @@ class CublasLtEngine(AbstractEngine):
         """
         descriptor = self._descriptor(problem, expression)
         libraries.open_driver()
-        return CublasLtExecutable(descriptor, problem.device, algorithms.raw_of(candidate), str(problem))
+        return CublasLtExecutable(descriptor, problem.device, algorithms.raw_of(candidate), str(problem), problem.compute.handle)
 
     # ------------------------------------------------------------ algorithms
 
@@ -260,8 +261,9 @@ class CublasLtEngine(AbstractEngine):
             raise errors.all_refuse([(self.name, str(described))], str(problem))
         return described
 
-    def _ask(self, problem: Problem, expression: Expression, preferences: Preferences) -> _Asked:
-        limited = preferences.limited(problem.compute.memory_limit)
+    def _ask(self, problem: Problem, expression: Expression, preferences: Preferences | None = None) -> _Asked:
+        compute = problem.compute
+        limited = Preferences.of(compute) if preferences is None else preferences.limited(compute.memory_limit)
         try:
             return self._asked.get((problem, expression, limited), lambda: _asked(problem, expression, limited))
         except (errors.EngineUnavailable, errors.LibraryError) as why:

@@ -10,6 +10,7 @@ from epigemm import errors, layouts
 from epigemm.engines.cublaslt.descriptors import Descriptor, Matrix
 from epigemm.engines.cuda import libraries
 from epigemm.enums import MatmulEpilog
+from epigemm.problem import Compute
 
 # What a launch may take where no memory limit says less: NVIDIA's recommendation for Hopper.
 DEFAULT_WORKSPACE_BYTES = 32 << 20
@@ -30,6 +31,12 @@ class Preferences:
     reduction_scheme_mask: int = 7
     max_waves_count: float = 0.0
     numerical_impl_mask: int = (1 << 64) - 1
+
+    @staticmethod
+    def of(compute: Compute) -> Preferences:
+        """What a problem's options say, the workspace limit among it."""
+        found = Preferences(DEFAULT_WORKSPACE_BYTES, compute.reduction_scheme_mask, compute.max_waves_count, compute.numerical_impl_mask)
+        return found.limited(compute.memory_limit)
 
     def limited(self, memory_limit: int | None) -> Preferences:
         """These with at most `memory_limit` bytes of workspace."""
