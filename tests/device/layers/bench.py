@@ -2,8 +2,8 @@
 
     python tests/device/layers/bench.py [--json FILE] [--rounds N] [--small]
 
-Prints one line a measurement: the median over interleaved rounds, as a ratio to the bare products of the same run. `--small` runs tiny sizes,
-on the CPU too, to see that it works.
+Prints one line a measurement: the median over interleaved rounds, as a ratio to the bare products of the same run. `--small` runs tiny
+sizes, on the CPU too, to see that it works.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def mlps(rounds: int, small: bool) -> list[dict[str, Any]]:
             for _ in range(rounds):
                 for key, run in ways.items():
                     times[key].append(elapsed_us(run))
-            ratios = {key: statistics.median(t / b for t, b in zip(times[key], times["bare"], strict=True)) for key in ways}
+            ratios = {key: statistics.median(t / least for t, least in zip(times[key], times["bare"], strict=True)) for key in ways}
             rows.append({"mlp": name, "gated": gated, "tokens": tokens, "d": d, "ff": ff, "ratio": ratios, "times_us": times})
             print(
                 f"{name:5} tokens={tokens} d={d} ff={ff}: " + ", ".join(f"{key} {ratio:.3f}" for key, ratio in ratios.items()), flush=True
@@ -103,29 +103,35 @@ def mlps(rounds: int, small: bool) -> list[dict[str, Any]]:
     return rows
 
 
+def returns_us(run: Run, calls: int) -> float:
+    """The time until a call returns, many in flight: what the host does."""
+    synchronize()
+    start = time.perf_counter_ns()
+    for _ in range(calls):
+        run()
+    return (time.perf_counter_ns() - start) / 1e3 / calls
+
+
 def host(rounds: int, small: bool) -> list[dict[str, Any]]:
-    """The time until a call returns, m=n=k=64 fp16, many calls in flight: what the host does."""
+    """Bias and ReLU, m=n=k=64 fp16."""
     dtype = torch.float16 if DEVICE == "cuda" else torch.float32
-    x, w, b = (torch.randn(s, device=DEVICE, dtype=dtype) for s in ((64, 64), (64, 64), (64,)))
+    x, weight, bias = (torch.randn(s, device=DEVICE, dtype=dtype) for s in ((64, 64), (64, 64), (64,)))
+    ways: dict[str, Run] = {
+        "epigemm": lambda: ep.linear(x, weight, bias, activation="relu"),
+        "relu(F.linear)": lambda: F.relu(F.linear(x, weight, bias)),
+    }
     rows = []
     for grad in (False, True):
-        w.requires_grad_(grad)
-        b.requires_grad_(grad)
-        ways: dict[str, Run] = {
-            "epigemm": lambda: ep.linear(x, w, b, activation="relu"),
-            "relu(F.linear)": lambda: F.relu(F.linear(x, w, b)),
-        }
+        weight.requires_grad_(grad)
+        bias.requires_grad_(grad)
         times: dict[str, list[float]] = {key: [] for key in ways}
         for _ in range(rounds + 1):
             for key, run in ways.items():
-                synchronize()
-                start = time.perf_counter_ns()
-                for _ in range(20 if small else 500):
-                    run()
-                times[key].append((time.perf_counter_ns() - start) / 1e3 / (20 if small else 500))
-        ratio = statistics.median(a / b for a, b in zip(*(t[1:] for t in times.values()), strict=True))
+                times[key].append(returns_us(run, 20 if small else 500))
+        ratio = statistics.median(ours / theirs for ours, theirs in zip(*(t[1:] for t in times.values()), strict=True))
         rows.append({"grad": grad, "ratio": ratio, "times_us": times})
-        print(f"host, {'with' if grad else 'without'} grad: " + ", ".join(f"{k} {statistics.median(t):.1f} us" for k, t in times.items()))
+        shown = ", ".join(f"{key} {statistics.median(t):.1f} us" for key, t in times.items())
+        print(f"host, {'with' if grad else 'without'} grad: {ratio:.2f} ({shown})", flush=True)
     return rows
 
 
