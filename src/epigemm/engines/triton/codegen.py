@@ -246,7 +246,7 @@ class _Writer:
                 self.loaded[f"seed {tensor.name}"] = self._define(f"seed_{name}", f"{load}.to(tl.int64)")
                 load = self.loaded[f"seed {tensor.name}"]
             key = {"c": "c ", "sum": f"sum {tensor.name}"}.get(tensor.role) or tensor.name
-            self.loaded[key] = self._define(name, f"{load}.to(tl.float32)")
+            self.loaded[key] = self._define(name, f"epi_widen({load})" if tensor.dtype.is_narrow else f"{load}.to(tl.float32)")
 
     # ------------------------------------------------------------ values
 

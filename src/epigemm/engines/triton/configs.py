@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from epigemm.engines.triton.oriented import Oriented, Side
+from epigemm.expression.nodes import BITS, MATRIX
 from epigemm.plans import Candidate
 
 PERSISTENT, BLOCKS = "persistent", "blocks"
@@ -117,6 +118,7 @@ _INTERPRETED_LARGE = (Config(BLOCKS, 256, 256, 4096, 4, 1, 2), Config(PERSISTENT
 _LARGE_ELEMENTS = 20_000
 
 _MAX_SPLITS = 16
+_STAGED_ELEMENTS = 128 * 128
 
 
 def _row(table: dict[int, tuple[Config, ...]], accumulators: int) -> tuple[Config, ...]:
@@ -138,9 +140,11 @@ def candidates(oriented: Oriented, machine: Machine, precision: str) -> Iterator
         found = [c for c in table if mapped or c.kernel != PERSISTENT]
     else:
         found = list(_on_gpu(oriented, machine, precision, mapped))
-    for config in dict.fromkeys(_split(oriented, machine, c) for c in found):
-        can_store = config.store_mapped and bool(mapped_outputs(oriented))
-        yield config if can_store == config.store_mapped else replace(config, store_mapped=False)
+    stored = bool(mapped_outputs(oriented))
+    made = [_split(oriented, machine, replace(c, store_mapped=c.store_mapped and stored)) for c in found]
+    # A large tile staged for its store, with another converted beside it, leaves too little shared memory for three stages.
+    staged = [c for c in made if c.store_mapped and c.block_m * c.block_n > _STAGED_ELEMENTS and _converts_a_tile(oriented)]
+    yield from dict.fromkeys((*(c for c in made if c not in staged), *staged))
 
 
 def _on_gpu(oriented: Oriented, machine: Machine, precision: str, mapped: bool) -> Iterator[Config]:
@@ -156,6 +160,11 @@ def _on_gpu(oriented: Oriented, machine: Machine, precision: str, mapped: bool) 
     # A tile that fills the machine first; one that leaves most of it idle last.
     yield from (c for c, t in sorted(zip(large, tiles, strict=True), key=lambda pair: pair[1] < machine.multiprocessors))
     yield from _row(_POINTERS, count)
+
+
+def _converts_a_tile(oriented: Oriented) -> bool:
+    """Whether the epilogue reads a whole tile of something, or packs one to bits."""
+    return any(t.extent in (MATRIX, BITS) and (t.role != "output" or t.extent == BITS) for t in oriented.tensors)
 
 
 def _narrowed(oriented: Oriented, config: Config) -> Config:
@@ -215,7 +224,7 @@ def mapped_outputs(oriented: Oriented) -> frozenset[str]:
     """The matrix outputs that can be stored through a tensor map."""
     found = set()
     for tensor in oriented.tensors:
-        if tensor.role == "output" and tensor.extent == "matrix" and tensor.reduction is None and tensor.n == 1:
+        if tensor.role == "output" and tensor.extent == MATRIX and tensor.reduction is None and tensor.n == 1:
             steps = (tensor.m, *tensor.batch)
             if _steps_fit(tensor.alignment_bytes, steps, tensor.dtype.bytes) and tensor.dtype.bytes <= 4:
                 found.add(tensor.name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from epigemm.engines.triton.prelude import epi_cast, epi_largest
+from epigemm.engines.triton.prelude import epi_cast, epi_largest, epi_widen
 
 # Where a tile stands: tiles are taken GROUP lines of them at a time, column by column, so that neighbours share operands in the L2 cache.
 
@@ -46,17 +46,17 @@ def _zeros(COUNT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def _multiply(xs, ys, accs, PRECISION: tl.constexpr, PROMOTE: tl.constexpr, WIDEN: tl.constexpr):
-    # xs: [BLOCK_M, BLOCK_K], ys: [BLOCK_N, BLOCK_K]. Several lefts meet one right, or one left several rights.
+    # xs: [BLOCK_M, BLOCK_K], ys: [BLOCK_K, BLOCK_N]. Several lefts meet one right, or one left several rights.
     # PROMOTE: after how many k an fp8 sum goes on in float32, 0 for never. WIDEN: multiply in float32, for the interpreter.
     sums = ()
     for i in tl.static_range(len(accs)):
         x, y = xs[i if len(xs) > 1 else 0], ys[i if len(ys) > 1 else 0]
         if WIDEN:
-            acc = tl.dot(x.to(tl.float32), y.to(tl.float32).T, accs[i], input_precision="ieee")
+            acc = tl.dot(epi_widen(x), epi_widen(y), accs[i], input_precision="ieee")
         elif PROMOTE > 0:
-            acc = tl.dot(x, y.T, accs[i], max_num_imprecise_acc=PROMOTE)
+            acc = tl.dot(x, y, accs[i], max_num_imprecise_acc=PROMOTE)
         else:
-            acc = tl.dot(x, y.T, accs[i], input_precision=PRECISION)
+            acc = tl.dot(x, y, accs[i], input_precision=PRECISION)
         sums = sums + (acc,)
     return sums
 
@@ -65,14 +65,15 @@ def _multiply(xs, ys, accs, PRECISION: tl.constexpr, PROMOTE: tl.constexpr, WIDE
 
 
 @triton.jit
-def _fetch(operands, item, line, step, LINES: tl.constexpr, BLOCK_K: tl.constexpr, K_INNER: tl.constexpr, BATCHED: tl.constexpr):
-    # [LINES, BLOCK_K] of each operand, from descriptors whose fastest axis is k, or the lines.
+def _fetch(operands, item, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TURNED: tl.constexpr, BATCHED: tl.constexpr):
+    # [ROWS, COLUMNS] of each operand, from descriptors whose fastest axis is the columns, or if TURNED the rows.
     parts = ()
     for i in tl.static_range(len(operands)):
-        if K_INNER:
-            part = operands[i].load([item, line, step]).reshape(LINES, BLOCK_K) if BATCHED else operands[i].load([line, step])
+        if TURNED:
+            part = operands[i].load([item, column, row]).reshape(COLUMNS, ROWS) if BATCHED else operands[i].load([column, row])
+            part = part.T
         else:
-            part = (operands[i].load([item, step, line]).reshape(BLOCK_K, LINES) if BATCHED else operands[i].load([step, line])).T
+            part = operands[i].load([item, row, column]).reshape(ROWS, COLUMNS) if BATCHED else operands[i].load([row, column])
         parts = parts + (part,)
     return parts
 
@@ -92,8 +93,8 @@ def persistent(
     beta,
     EPILOGUE: tl.constexpr,
     COUNT: tl.constexpr,
-    LEFT_K_INNER: tl.constexpr,
-    RIGHT_K_INNER: tl.constexpr,
+    LEFT_TURNED: tl.constexpr,
+    RIGHT_TURNED: tl.constexpr,
     BATCHED: tl.constexpr,
     LEFT_SHARED: tl.constexpr,
     RIGHT_SHARED: tl.constexpr,
@@ -114,8 +115,8 @@ def persistent(
         accs = _zeros(COUNT, BLOCK_M, BLOCK_N)
         for step in tl.range(steps):
             left_item, right_item = 0 if LEFT_SHARED else item, 0 if RIGHT_SHARED else item
-            xs = _fetch(lefts, left_item, tile_m * BLOCK_M, step * BLOCK_K, BLOCK_M, BLOCK_K, LEFT_K_INNER, BATCHED)
-            ys = _fetch(rights, right_item, tile_n * BLOCK_N, step * BLOCK_K, BLOCK_N, BLOCK_K, RIGHT_K_INNER, BATCHED)
+            xs = _fetch(lefts, left_item, tile_m * BLOCK_M, step * BLOCK_K, BLOCK_M, BLOCK_K, LEFT_TURNED, BATCHED)
+            ys = _fetch(rights, right_item, step * BLOCK_K, tile_n * BLOCK_N, BLOCK_K, BLOCK_N, RIGHT_TURNED, BATCHED)
             accs = _multiply(xs, ys, accs, PRECISION, PROMOTE, WIDEN)
         EPILOGUE(accs, tile_m, tile_n, item, m, n, tiles_m, tiles_n, alpha, beta, tensors, BLOCK_M, BLOCK_N)
 
@@ -124,11 +125,11 @@ def persistent(
 
 
 @triton.jit
-def _read(operands, lines, along, lines_steps, k_steps, inside):
-    # [LINES, BLOCK_K] of each operand.
+def _read(operands, rows, columns, row_steps, column_steps, inside):
+    # [ROWS, COLUMNS] of each operand.
     parts = ()
     for i in tl.static_range(len(operands)):
-        offsets = lines[:, None] * lines_steps[i] + along[None, :] * k_steps[i]
+        offsets = rows[:, None] * row_steps[i] + columns[None, :] * column_steps[i]
         parts = parts + (tl.load(operands[i] + offsets, mask=inside, other=0.0),)
     return parts
 
@@ -214,12 +215,12 @@ def blocks(
     xs_at = _started(lefts, item, row, start, left_lines, left_k, left_items, extents)
     ys_at = _started(rights, item, column, start, right_lines, right_k, right_items, extents)
     in_m = (tile_m * BLOCK_M + rows < m)[:, None]
-    in_n = (tile_n * BLOCK_N + columns < n)[:, None]
+    in_n = (tile_n * BLOCK_N + columns < n)[None, :]
     accs = _zeros(COUNT, BLOCK_M, BLOCK_N)
     for step in tl.range(first, min(first + steps, tl.cdiv(k, BLOCK_K))):
-        in_k = (step * BLOCK_K + along < k)[None, :]
-        xs = _read(xs_at, rows, along, left_lines, left_k, in_m & in_k)
-        ys = _read(ys_at, columns, along, right_lines, right_k, in_n & in_k)
+        in_k = step * BLOCK_K + along < k
+        xs = _read(xs_at, rows, along, left_lines, left_k, in_m & in_k[None, :])
+        ys = _read(ys_at, along, columns, right_k, right_lines, in_k[:, None] & in_n)
         accs = _multiply(xs, ys, accs, PRECISION, PROMOTE, WIDEN)
         xs_at = _advanced(xs_at, distance, left_k)
         ys_at = _advanced(ys_at, distance, right_k)

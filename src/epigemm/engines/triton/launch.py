@@ -116,6 +116,7 @@ class Compiled:
     name: str
     shared_bytes: int
     warps: int
+    stages: int
     maps: tuple[dict[str, Any], ...]
 
 
@@ -151,7 +152,8 @@ def _is_divisible(value: Any) -> bool:
     return isinstance(value, Section) or (isinstance(value, int) and value % _DIVISOR == 0)
 
 
-def _source(launch: Launch) -> Any:
+def source(launch: Launch) -> Any:
+    """What Triton's compiler takes."""
     from triton.compiler import ASTSource
 
     function = getattr(kernels, launch.kernel)
@@ -175,20 +177,25 @@ def compile_launch(launch: Launch, machine: Machine) -> Compiled:
     target = GPUTarget("cuda", machine.capability[0] * 10 + machine.capability[1], 32)
     for stages in range(launch.stages, 0, -1):
         options = {"num_warps": launch.warps, "num_stages": stages, "enable_fp_fusion": True}
-        kernel = triton.compile(_source(launch), target=target, options=options)
+        kernel = triton.compile(source(launch), target=target, options=options)
         found = kernel.metadata
         if found.global_scratch_size:
             raise errors.UnsupportedProblem(f"{launch.kernel} needs scratch memory that this engine does not give.")
         if found.shared <= machine.shared_bytes:
             maps = tuple(found.tensordesc_meta or ())
-            return Compiled(kernel.asm["cubin"], found.name, found.shared, found.num_warps, maps)
+            return Compiled(kernel.asm["cubin"], found.name, found.shared, found.num_warps, stages, maps)
     what = f"{launch.kernel} takes {found.shared} bytes of shared memory, and the GPU has {machine.shared_bytes}."
     raise errors.UnsupportedProblem(errors.say(what, "Take another of plan()'s algorithms."))
 
 
-def _slots(launch: Launch, compiled: Compiled, sections: dict[int, int] | None) -> list[Any]:
-    """The kernel's parameters for the native core. `sections` are the slots of the workspace's parts, None for a workspace of its own."""
-    core = libraries.open_driver()
+def slots_of(core: Any, launch: Launch, compiled: Compiled, sections: dict[int, int] | None) -> list[Any]:
+    """The kernel's parameters for the native core.
+
+    Args:
+        core: its module.
+        launch, compiled: the launch and its kernel.
+        sections: the slot of each part of the workspace, by its offset; None for a workspace of the launch's own.
+    """
     maps = iter(compiled.maps)
     slots: list[Any] = []
     names = getattr(kernels, launch.kernel).arg_names
@@ -260,7 +267,7 @@ class NativeLaunches:
             self._device,
             (launch.programs, 1, 1),
             (32 * compiled.warps, 1, 1),
-            _slots(launch, compiled, sections),
+            slots_of(self._core, launch, compiled, sections),
             shared_bytes=compiled.shared_bytes,
             workspace_bytes=own,
             zeroed_bytes=self._zeroed_bytes if own else 0,

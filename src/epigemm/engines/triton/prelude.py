@@ -153,12 +153,28 @@ def epi_cast(x, TYPE: tl.constexpr):
             x = epi_nearest(x, 2, 6.103515625e-05)
         if TYPE == tl.bfloat16:
             x = epi_nearest(x, 7, 0.0)
-    return x.to(TYPE)
+    stored = x.to(TYPE)
+    if INTERPRETED and (TYPE == tl.float8e4nv or TYPE == tl.float8e5):
+        bits = tl.where(x == x, stored.to(tl.uint8, bitcast=True).to(tl.int32), 0x7F).to(tl.uint8)
+        stored = bits.to(TYPE, bitcast=True)
+    return stored
+
+
+@triton.jit
+def epi_widen(x):
+    # What is stored, as float32.
+    wide = x.to(tl.float32)
+    # Triton 3.9's interpreter reads 8-bit NaN and infinities as numbers. A float8_e5m2 is the upper half of a float16.
+    if INTERPRETED and x.dtype.scalar == tl.float8e5:
+        wide = (x.to(tl.uint8, bitcast=True).to(tl.uint16) << 8).to(tl.float16, bitcast=True).to(tl.float32)
+    if INTERPRETED and x.dtype.scalar == tl.float8e4nv:
+        wide = tl.where((x.to(tl.uint8, bitcast=True) & 0x7F) == 0x7F, float("nan"), wide)
+    return wide
 
 
 @triton.jit
 def epi_round(x, TYPE: tl.constexpr):
-    return epi_cast(x, TYPE).to(tl.float32)
+    return epi_widen(epi_cast(x, TYPE))
 
 
 @triton.jit
