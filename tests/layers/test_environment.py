@@ -139,3 +139,27 @@ def test_no_hidden_cache_holds_a_tensor():
     del x, w, y
     gc.collect()
     assert [ref() for ref in watched] == [None] * 3
+
+
+@pytest.mark.parametrize("make", [ep.Linear, ep.MLP, ep.GatedMLP])
+def test_meta_tensors(make):
+    """Shapes without data, as for counting parameters or planning memory."""
+    module = make(6, 8, device="meta")
+    y = module(torch.empty(2, 3, 6, device="meta"))
+    assert y.device.type == "meta"
+    assert y.shape == (2, 3, 8 if make is ep.Linear else 6)
+    y.sum().backward()
+    assert all(p.grad.shape == p.shape for p in module.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+def test_complex_layers(dtype):
+    tensors = [torch.randn(s, dtype=dtype, requires_grad=True) for s in ((3, 4), (5, 4), (5,))]
+    y, z = ep.linear(*tensors), torch.nn.functional.linear(*tensors)
+    torch.testing.assert_close(y, z)
+    with torch.no_grad():
+        torch.testing.assert_close(ep.linear(*tensors), z)
+    g = torch.randn_like(z)
+    torch.testing.assert_close(torch.autograd.grad(y, tensors, g), torch.autograd.grad(z, tensors, g))
+    with pytest.raises(eg.ExpressionError), torch.no_grad():
+        ep.linear(*tensors, activation="relu")

@@ -147,7 +147,7 @@ class Evaluation:
             return self.like.new_full((), value, dtype=torch.bool if isinstance(value, bool) else self.like.dtype)  # type: ignore[arg-type]
         if node.op == "input":
             tensor = self.inputs[str(node.param("name"))]
-            return tensor.to(self.like.dtype) if tensor.is_floating_point() else tensor
+            return tensor.to(self.like.dtype) if tensor.is_floating_point() or tensor.is_complex() else tensor
         raise NotImplementedError(f"{node.op} reads the operands, of which this path knows only the product")
 
     def _inner(self, node: Node) -> Any:

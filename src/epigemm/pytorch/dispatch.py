@@ -29,8 +29,9 @@ def run(form: Form, x: Tensor, weights: tuple[Tensor, ...], inputs: tuple[Tensor
     """The network's outputs, D first.
 
     The first of these that applies (torch.compile and torch.export call `traced` themselves):
-      1. a functorch transform or forward-mode differentiation is active, or an input is of a tensor subclass: PyTorch's operations.
-      2. a dispatch or torch-function mode is active: the registered op.
+      1. a functorch transform or forward-mode differentiation is active, an input is of a tensor subclass, x is on a device that no engine
+         knows, or a complex gradient is wanted: PyTorch's operations.
+      2. a dispatch or torch-function mode is active, or x is a meta tensor: the registered op.
       3. fused products, called directly; through an autograd.Function where a gradient is wanted.
 
     Args:
@@ -40,9 +41,13 @@ def run(form: Form, x: Tensor, weights: tuple[Tensor, ...], inputs: tuple[Tensor
     """
     if not plain or _dispatch_modes() or _function_modes() or _transforms() is not None or forward_ad._current_level >= 0:
         return _indirect(form.network, x, weights, inputs)
+    if not (x.is_cuda or x.is_cpu):
+        return _indirect(form.network, x, weights, inputs)
     if torch.is_grad_enabled():
         tensors = (x, *weights, *inputs)
         flags = tuple([t.requires_grad for t in tensors])
+        if True in flags and x.dtype.is_complex:
+            return composite.forward(form.network, x, weights, inputs)
         if True in flags:
             found = function.apply(form.recipe(flags), form.operands, *tensors)
             return found if isinstance(found, tuple) else (found,)
@@ -59,7 +64,7 @@ def is_plain(tensors: Iterable[Tensor | None]) -> bool:
 
 def _indirect(network: Network, x: Tensor, weights: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> Sequence[Tensor]:
     foreign = any(type(t) not in _TRACED for t in (x, *weights, *inputs))
-    if foreign or _transforms() is not None or forward_ad._current_level >= 0:
+    if foreign or x.device.type not in ("cpu", "cuda", "meta") or _transforms() is not None or forward_ad._current_level >= 0:
         return composite.forward(network, x, weights, inputs)
     return traced(encode(network), x, weights, inputs)[: len(network.last.outputs)]
 

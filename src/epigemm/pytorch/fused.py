@@ -13,6 +13,8 @@ from epigemm.expression.nodes import COLUMN, MATRIX, ROW, SCALAR, Expression, No
 from epigemm.pytorch.product import product
 from epigemm.pytorch.recipe import HIDDEN, Recipe, reads
 
+_WIDE = frozenset((torch.float64, torch.complex64, torch.complex128))
+
 Tensors = Mapping[str, Tensor]
 
 _PRODUCT = Expression((Output("d", acc(0)),))
@@ -96,7 +98,7 @@ def backward(recipe: Recipe, held: dict[str, Tensor], cotangents: Tensors) -> li
 
 def accumulator(tensor: Tensor) -> torch.dtype:
     """The type in which a tensor's sums are accumulated."""
-    return torch.float64 if tensor.dtype is torch.float64 else torch.float32
+    return tensor.dtype if tensor.dtype in _WIDE else torch.float32
 
 
 def _needs_no_pass(recipe: Recipe) -> bool:
