@@ -234,24 +234,27 @@ def time_shape(m: int, n: int, k: int, names: list[str], rounds: int = 9, sets: 
             if "CUDA" in str(error):
                 os._exit(3)
     time_calls(calls, rounds=2, target_ms=target_ms)  # warm-up
-    times = time_calls(calls, rounds, target_ms)
-    bursts = time_bursts(calls, 9)
+    times, bursts = time_calls(calls, rounds, target_ms), time_bursts(calls, 9)
     for name in calls:
         print(json.dumps({"begin": name}), flush=True)
-        against = times[base.get(name, name)]
-        ratios = sorted(t / b for t, b in zip(times[name], against))
-        products = 2 if "swiglu-" in name and not name.startswith("d_") else 1
-        us, quarter = statistics.median(times[name]), len(ratios) // 4
-        row = {
-            "time": name,
-            "shape": [m, n, k],
-            "us": us,
-            "ratio": statistics.median(ratios),
-            "spread": [ratios[quarter], ratios[-1 - quarter]],
-            "burst_us": statistics.median(bursts[name]),
-            "tflops": 2 * m * n * k * products / us / 1e6,
-        }
-        print(json.dumps(row), flush=True)
+        print(json.dumps(timing_row(name, (m, n, k), times[name], times[base.get(name, name)], bursts[name])), flush=True)
+
+
+def timing_row(name: str, shape: tuple[int, int, int], times: list[float], against: list[float], bursts: list[float]) -> dict[str, Any]:
+    """One variant's line: medians in microseconds and its ratio to the bare product of the same round, with the middle half's spread."""
+    m, n, k = shape
+    ratios = sorted(t / b for t, b in zip(times, against))
+    products = 2 if "swiglu-" in name and not name.startswith("d_") else 1
+    us, quarter = statistics.median(times), len(ratios) // 4
+    return {
+        "time": name,
+        "shape": list(shape),
+        "us": us,
+        "ratio": statistics.median(ratios),
+        "spread": [ratios[quarter], ratios[-1 - quarter]],
+        "burst_us": statistics.median(bursts),
+        "tflops": 2 * m * n * k * products / us / 1e6,
+    }
 
 
 def child(arguments: list[str]) -> None:
