@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -56,9 +58,11 @@ def test_gradients_flow_through_sums_alone():
     torch.testing.assert_close(w.grad, same.grad)
 
 
-def test_masks_and_maxima_have_no_gradient():
+@pytest.mark.parametrize("mode", [contextlib.nullcontext, lambda: torch.device("cpu")], ids=["direct", "op"])
+def test_masks_and_maxima_have_no_gradient(mode):
     w = W.clone().requires_grad_()
-    d, found = ep.apply(lambda acc: eg.outputs(acc, bits=eg.bitmask(acc > 0), most=eg.amax(acc)), X, w)
+    with mode():
+        d, found = ep.apply(lambda acc: eg.outputs(acc, bits=eg.bitmask(acc > 0), most=eg.amax(acc)), X, w)
     assert (d.requires_grad, found["bits"].requires_grad, found["most"].requires_grad) == (True, False, False)
 
 
@@ -128,3 +132,13 @@ def test_a_gradient_that_varies_less_than_its_input():
     _, found = ep.apply(lambda acc, matrix: eg.outputs(acc, total=eg.sum(matrix)), X, W, matrix=matrix)
     (found["total"] * 3).sum().backward()
     assert bool((matrix.grad == 3).all())
+
+
+def test_gradients_share_no_memory():
+    """Two biases and two residuals whose gradients are the same numbers; a change to one is no change to another."""
+    names = ("b", "c", "r", "s")
+    tensors = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((5,), (5,), (2, 3, 5), (2, 3, 5))]
+    ep.apply(
+        lambda acc, b, c, r, s: acc + b + c + r + s, X, W.clone().requires_grad_(), **dict(zip(names, tensors, strict=True))
+    ).sum().backward()
+    assert len({t.grad.untyped_storage().data_ptr() for t in tensors}) == 4

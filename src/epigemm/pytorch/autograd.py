@@ -32,6 +32,10 @@ def hold(ctx: Any, recipe: Recipe, forms: Sequence[Any], everything: Sequence[Te
     ctx.recipe, ctx.forms = recipe, forms
     ctx.outputs = None if len(visible) == 1 else [(t.shape, t.dtype, t.device) for t in visible]
     ctx.set_materialize_grads(False)
+    if ctx.outputs is not None:
+        last = recipe.network.last
+        stopped = {o.name for o in last.extras} - set(flowing(last))
+        ctx.mark_non_differentiable(*(t for o, t in zip(last.outputs, visible, strict=True) if o.name in stopped))
 
 
 def gradients(ctx: Any, grads: Sequence[Tensor | None], run: Backward) -> list[Tensor | None]:
@@ -53,7 +57,8 @@ def gradients(ctx: Any, grads: Sequence[Tensor | None], run: Backward) -> list[T
     else:
         ctx.maybe_clear_saved_tensors()  # what `run` is done with is freed then, not when all is over; nothing under retain_graph
     found: dict[str, Tensor] = dict(zip(recipe.computed, run(recipe, held, cotangents), strict=True))
-    found.update(dict.fromkeys(recipe.passed, cotangents["d"]))
+    # Of each its own: a leaf takes its gradient over without a copy.
+    found.update((slot, cotangents["d"] if slot == recipe.passed[0] else cotangents["d"].clone()) for slot in recipe.passed)
     slots = ("x", *(f"w{i}" for i in range(recipe.network.weights)), *(f"in{i}" for i in range(len(recipe.extents))))
     return [_formed(found.get(slot), *form) for slot, form in zip(slots, ctx.forms, strict=True)]
 

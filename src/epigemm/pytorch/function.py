@@ -11,7 +11,7 @@ from torch import Tensor
 from epigemm.pytorch import fused
 from epigemm.pytorch.autograd import gradients, hold
 from epigemm.pytorch.library import through_op
-from epigemm.pytorch.recipe import Recipe, flowing
+from epigemm.pytorch.recipe import Recipe
 
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 
@@ -24,9 +24,6 @@ class Fused(torch.autograd.Function):
         weights = recipe.network.weights
         visible, fresh = fused.forward(recipe, x, rest[:weights], rest[weights:])
         hold(ctx, recipe, forms, (x, *rest, *visible, *fresh), visible)
-        if len(visible) > 1:
-            stopped = {o.name for o in recipe.network.first.extras} - set(flowing(recipe.network.first))
-            ctx.mark_non_differentiable(*(t for o, t in zip(recipe.network.first.outputs, visible, strict=True) if o.name in stopped))
         return visible[0] if len(visible) == 1 else tuple(visible)
 
     @staticmethod

@@ -92,7 +92,7 @@ def backward(recipe: Recipe, held: dict[str, Tensor], cotangents: Tensors) -> li
         found["x"] = _x_gradient(steps, [held[f"w{i}"] for i in range(ways)])
     if recipe.sums:
         total = g.sum(0, keepdim=True, dtype=accumulator(g)) if total is None else total
-        found.update(dict.fromkeys(recipe.sums, total.view(1, -1)))
+        found.update((slot, total.view(1, -1) if slot == recipe.sums[0] else total.clone().view(1, -1)) for slot in recipe.sums)
     return [found[slot] for slot in recipe.computed]
 
 
