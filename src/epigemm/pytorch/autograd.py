@@ -90,6 +90,11 @@ def _cotangents(ctx: Any, grads: Sequence[Tensor | None], rows: int) -> dict[str
         if output.name in wanted:
             full = torch.zeros(shape, dtype=dtype, device=device) if grad is None else grad
             found[output.name] = full if full.ndim == 2 else flat(full, rows)
+    columns = found["d"].shape[1]
+    for name, (over_rows, over_columns) in ctx.recipe.once:
+        if name in found:
+            # The backward sums over all of D what stands there once.
+            found[name] = found[name] / max((rows if over_rows else 1) * (columns if over_columns else 1), 1)
     return found
 
 

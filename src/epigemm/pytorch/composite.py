@@ -65,12 +65,18 @@ TORCH: dict[str, Callable[..., Any]] = {
 }
 
 
+_CLAMPS = {"minimum": "max", "maximum": "min"}
+
+
 def _cast(x: Tensor, dtype: str) -> Tensor:
+    """x rounded; the gradient passes as if it were not."""
     kind_of = getattr(torch, dtype)
+    rounded = x.detach()
     if kind_of.itemsize == 1:
         largest = torch.finfo(kind_of).max
-        x = x.clamp(-largest, largest)
-    return x.to(kind_of).to(x.dtype)
+        rounded = rounded.clamp(-largest, largest)
+    rounded = rounded.to(kind_of).to(x.dtype)
+    return rounded + torch.where(torch.isfinite(x), x - x.detach(), 0.0)
 
 
 # ---------------------------------------------------------------- bits
@@ -156,6 +162,10 @@ class Evaluation:
             return self._reduced(args[0], node.op, str(node.param("axis")))
         if node.op == "unbitmask":
             return unpack(args[0], self.shape[-1])
+        if node.op in _CLAMPS and "constant" in (node.args[0].op, node.args[1].op):
+            # Against a number the other argument has the whole gradient at a tie.
+            x, bound = args if node.args[1].op == "constant" else args[::-1]
+            return torch.clamp(x, **{_CLAMPS[node.op]: bound})
         if node.op == "uniform":
             return self._uniform(node.args[0], args[0])
         return TORCH[node.op](*args, **dict(node.params))

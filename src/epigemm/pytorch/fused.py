@@ -9,7 +9,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from epigemm.expression.nodes import COLUMN, MATRIX, ROW, SCALAR, Expression, Node, Output, acc
+from epigemm.expression.nodes import MATRIX, ROW, SCALAR, Expression, Node, Output, acc
 from epigemm.pytorch.product import product
 from epigemm.pytorch.recipe import HIDDEN, Recipe, reads
 
@@ -160,8 +160,3 @@ def _x_gradient(steps: Iterable[Tensor], weights: Iterable[Tensor]) -> Tensor:
         total, _ = product(step, [weight], _PRODUCT, {}, c=total)
     assert total is not None
     return total
-
-
-def by_extent(extent: str, rows: int, columns: int) -> tuple[int, int]:
-    """The two extents of something that varies along some of D's axes."""
-    return (rows if extent in (COLUMN, MATRIX) else 1, columns if extent in (ROW, MATRIX) else 1)

@@ -11,7 +11,7 @@ import torch
 
 from epigemm.expression.check import extent, input_usage
 from epigemm.expression.grad import Gradient, gradient
-from epigemm.expression.nodes import BITS, COLUMN, MATRIX, Expression, Node, Output, acc, input_, transform, walk
+from epigemm.expression.nodes import BITS, COLUMN, MATRIX, ROW, Expression, Node, Output, acc, input_, transform, walk
 from epigemm.expression.rules import VALUE, kind
 from epigemm.pytorch.network import Network, decode, encode, place
 
@@ -61,6 +61,7 @@ class Recipe:
         sums: slots of inputs whose gradient is the sum of D's cotangent over the rows.
         computed: slots of the gradients that are not passed.
         kept: where `held` are among (x, *weights, *inputs, *outputs, *fresh).
+        once: of each further output whose formula varies less than D, by name: whether it does not vary along the rows, the columns.
         tall: of each output that the user gets, whether it has x's leading dimensions: it varies along the rows, or could.
     """
 
@@ -79,6 +80,7 @@ class Recipe:
     computed: tuple[str, ...] = ()
     kept: tuple[int, ...] = ()
     tall: tuple[bool, ...] = (True,)
+    once: tuple[tuple[str, tuple[bool, bool]], ...] = ()
 
     @property
     def is_plain(self) -> bool:
@@ -99,8 +101,12 @@ def recipe(network: Network, extents: tuple[str, ...], flags: tuple[bool, ...], 
     found: Recipe | None = network.recipes.get(key)
     if found is None:
         needs = Needs(flags[0], flags[1 : 1 + network.weights], flags[1 + network.weights :])
-        tall = (True, *(placed(o.node, network, extents) in (MATRIX, COLUMN, BITS) for o in network.last.extras))
-        found = network.recipes[key] = _make(Recipe(network, extents, str(dtype).removeprefix("torch."), needs, network.first, tall=tall))
+        where = {o.name: placed(o.node, network, extents) for o in network.last.extras}
+        tall = (True, *(each in (MATRIX, COLUMN, BITS) for each in where.values()))
+        less = [o.name for o in network.last.extras if kind(o.node) == VALUE and where[o.name] != MATRIX]
+        once = tuple((name, (where[name] not in (COLUMN, MATRIX), where[name] not in (ROW, MATRIX))) for name in less)
+        plain = Recipe(network, extents, str(dtype).removeprefix("torch."), needs, network.first, tall=tall, once=once)
+        found = network.recipes[key] = _make(plain)
     return found
 
 
