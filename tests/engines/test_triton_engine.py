@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 import epigemm as eg
 from epigemm import errors
-from epigemm.engines.triton import codegen, configs, module
+from epigemm.engines.triton import codegen, configs, launch, module
 from epigemm.engines.triton.configs import BLOCKS, PERSISTENT, Config, Machine
 from epigemm.engines.triton.engine import ENGINE
 from epigemm.engines.triton.oriented import orient
@@ -174,6 +174,12 @@ def test_without_the_interpreter_the_cpu_is_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     with pytest.raises(errors.UnsupportedProblem, match="computes on CUDA devices, and the operands are on cpu"):
         eg.matmul(np.ones((2, 2), np.float16), np.ones((2, 2), np.float16), engine="triton")
+
+
+def test_the_interpreter_must_be_chosen_before_triton_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "is_interpreted", lambda: False)
+    with pytest.raises(errors.EngineUnavailable, match="imported before TRITON_INTERPRET was set"):
+        eg.matmul(np.ones((2, 3), np.float16), np.ones((3, 2), np.float16), engine="triton")
 
 
 def test_auto_never_interprets() -> None:

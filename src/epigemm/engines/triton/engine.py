@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
-import struct
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -76,7 +76,7 @@ class TritonExecutable(AbstractExecutable):
         workspace_bytes: what a run takes besides the outputs.
     """
 
-    __slots__ = ("_b_count", "_empty", "_inputs", "_k", "_launches", "_outputs", "workspace_bytes")
+    __slots__ = ("_b_count", "_empty", "_inputs", "_k", "_launches", "_outputs", "_plain", "workspace_bytes")
 
     def __init__(self, problem: Problem, expression: Expression, config: Config) -> None:
         from epigemm.engines.triton import launch, plan
@@ -85,9 +85,13 @@ class TritonExecutable(AbstractExecutable):
         made = plan.plan(problem, expression, oriented, config, machine(problem.device), precision(problem))
         self._inputs, self._outputs = made.inputs, made.outputs
         self._k, self._empty, self._b_count = problem.k, oriented.items == 0, len(problem.b)
+        self._plain = (*_bits(1.0, 0.0), self._k)
         self.workspace_bytes = made.workspace_bytes
         self._launches: InterpretedLaunches | NativeLaunches
         if problem.device == "cpu":
+            if not launch.is_interpreted():
+                why = f"Triton was imported before {INTERPRET} was set, and decides then"
+                raise errors.engine_unavailable("triton", why, f"Set {INTERPRET}=1 before Triton's first import.")
             self._launches = launch.InterpretedLaunches(made.launches, made.workspace_bytes, made.zeroed_bytes)
         else:
             target = machine(problem.device), device_index(problem.device)
@@ -97,9 +101,9 @@ class TritonExecutable(AbstractExecutable):
         """Launch on `call.stream`."""
         if self._empty:
             return
-        alpha, beta = struct.unpack("<II", struct.pack("<ff", call.alpha, call.beta))
+        plain = call.alpha == 1 and call.beta == 0
         # Without k nothing of A and B is read.
-        numbers = [alpha, beta, self._k if call.alpha != 0 else 0]
+        numbers = self._plain if plain else (*_bits(call.alpha, call.beta), self._k if call.alpha != 0 else 0)
         tensors = [call.a, *call.b, call.c, call.d]
         tensors += [call.inputs[name] for name in self._inputs]
         tensors += [call.outputs[name] for name in self._outputs]
@@ -112,9 +116,14 @@ class TritonExecutable(AbstractExecutable):
         if single is None or self._empty or self._b_count > 1:
             return None
         run, count = single
-        scalars = (*struct.unpack("<II", struct.pack("<ff", 1.0, 0.0)), self._k)
+        scalars = self._plain
         names = ("a", "b", "", "d", *self._inputs, *self._outputs)[: count - len(scalars)]
         return DirectLaunch(lambda *values: run(values[-1], *scalars, *values[:-1]), names)
+
+
+def _bits(*numbers: Any) -> tuple[int, ...]:
+    """The bits of each number in float32; one too large for it is infinite."""
+    return tuple(ctypes.c_uint32.from_buffer(ctypes.c_float(number)).value for number in numbers)
 
 
 def _address(tensor: Any) -> int:

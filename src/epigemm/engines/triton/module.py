@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import sys
 import tempfile
@@ -12,7 +13,7 @@ from types import ModuleType
 from epigemm.store import Key, Store
 
 # Readable, named files; `epigemm cache` lists them.
-STORE = Store("triton", schema=1, suffix=".py", required=("text",))
+STORE = Store("triton", schema=1, suffix=".py", required=("sha256",))
 
 _loaded: dict[str, ModuleType] = {}
 _lock = threading.Lock()
@@ -25,7 +26,7 @@ def load(name: str, text: str) -> ModuleType:
         name: a readable stem: the epilogue's.
         text: the whole module; its digest is part of the file's and the module's name.
     """
-    key = STORE.key(name or "epilogue", text=text)
+    key = STORE.key(name or "epilogue", sha256=hashlib.sha256(text.encode()).hexdigest())
     with _lock:
         found = _loaded.get(key.name)
         if found is None:
