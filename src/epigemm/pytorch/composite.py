@@ -60,8 +60,6 @@ TORCH: dict[str, Callable[..., Any]] = {
     "mish": lambda x: F.mish(x),
     "hardswish": lambda x: F.hardswish(x),
     "cast": lambda x, dtype: _cast(x, dtype),
-    "bitmask": lambda x: pack(x),
-    "unbitmask": lambda x: x,
 }
 
 
@@ -153,13 +151,15 @@ class Evaluation:
             return self.like.new_full((), value, dtype=torch.bool if isinstance(value, bool) else self.like.dtype)  # type: ignore[arg-type]
         if node.op == "input":
             tensor = self.inputs[str(node.param("name"))]
-            return tensor.to(self.like.dtype) if tensor.is_floating_point() or tensor.is_complex() else tensor
+            return tensor if tensor.dtype in (torch.uint8, torch.bool) else tensor.to(self.like.dtype)
         raise NotImplementedError(f"{node.op} reads the operands, of which this path knows only the product")
 
     def _inner(self, node: Node) -> Any:
         args = [self.known[a] for a in node.args]
         if node.op in ("sum", "amax"):
             return self._reduced(args[0], node.op, str(node.param("axis")))
+        if node.op == "bitmask":
+            return pack(args[0].expand(self.shape))
         if node.op == "unbitmask":
             return unpack(args[0], self.shape[-1])
         if node.op in _CLAMPS and "constant" in (node.args[0].op, node.args[1].op):
@@ -167,7 +167,7 @@ class Evaluation:
             x, bound = args if node.args[1].op == "constant" else args[::-1]
             return torch.clamp(x, **{_CLAMPS[node.op]: bound})
         if node.op == "uniform":
-            return self._uniform(node.args[0], args[0])
+            return self._uniform(node.args[0])
         return TORCH[node.op](*args, **dict(node.params))
 
     def _reduced(self, x: Tensor, op: str, axis: str) -> Tensor:
@@ -177,11 +177,12 @@ class Evaluation:
         dim = 0 if axis == "m" else -1
         return whole.sum(dim, keepdim=True) if op == "sum" else whole.amax(dim, keepdim=True)
 
-    def _uniform(self, seed: Node, value: Tensor) -> Tensor:
+    def _uniform(self, seed: Node) -> Tensor:
         lead = self.shape[:-1]
         rows = torch.arange(prod(lead), device=self.like.device).reshape(*lead, 1)
         columns = torch.arange(self.shape[-1], device=self.like.device)
-        number = int(str(seed.param("value"))) if seed.op == "constant" else value.reshape(())
+        # Not the node's value: that is a float, which cannot hold 64 bits.
+        number = int(str(seed.param("value"))) if seed.op == "constant" else self.inputs[str(seed.param("name"))].reshape(())
         return uniform(number, rows, columns).to(self.like.dtype)
 
 

@@ -83,7 +83,8 @@ def backward(recipe: Recipe, held: dict[str, Tensor], cotangents: Tensors) -> li
         found[f"w{ways}"], total = weight_gradient(g, found.pop(HIDDEN) if HIDDEN in found else held.pop(HIDDEN), bool(recipe.sums))
     for slot in [slot for slot in held if slot not in ("x", *(f"w{i}" for i in range(ways)))]:
         del held[slot]
-    steps = [d.to(dtype), *(found.pop(f"d_acc{i}").to(dtype) for i in range(1, ways))]
+    # One whose formula varies less than D (an accumulator that is not used) is broadcast.
+    steps = [d.to(dtype), *(found.pop(f"d_acc{i}").to(dtype).expand(d.shape) for i in range(1, ways))]
     for index, (step, want) in enumerate(zip(steps, recipe.needs.weights, strict=False)):
         if want:
             found[f"w{index}"], part = weight_gradient(step, held["x"], bool(recipe.sums) and not second and index == 0)

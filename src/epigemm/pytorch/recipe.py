@@ -84,8 +84,8 @@ class Recipe:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the cotangent of the first layer's product is that of its D."""
-        return self.backward is None or self.backward.d.node is _COTANGENT
+        """Whether the first layer has one product, whose cotangent is that of its D."""
+        return self.backward is None or (self.network.first.accumulators == 1 and self.backward.d.node is _COTANGENT)
 
 
 def recipe(network: Network, extents: tuple[str, ...], flags: tuple[bool, ...], dtype: torch.dtype) -> Recipe:
