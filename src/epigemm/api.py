@@ -141,7 +141,7 @@ def _direct_key(a: Any, b: Any, epilog: Any, inputs: Mapping[str, Any] | None, o
 
 
 def _keep_direct(key: Any, found: direct.Call | None) -> None:
-    if found is not None:
+    if found is not None and _plans.capacity:
         if len(_direct_calls) >= _plans.capacity:
             _direct_calls.clear()
         _direct_calls[key] = found

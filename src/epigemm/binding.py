@@ -68,10 +68,13 @@ def resolve(epilog: Any, accumulators: int, preferences: MatmulEpilogPreferences
 
     Raises:
         errors.EpilogTypeError: it is none of these, or DEFAULT.
+        errors.EpilogInputError: a predefined epilog, or none, for several accumulators.
         errors.OptionError: the preferences do not fit it.
         errors.TraceError: the function cannot be traced.
     """
     if epilog is None:
+        if accumulators != 1:
+            raise errors.no_epilog_for_several(accumulators)
         return Epilog(as_epilogue(_identity).expression(accumulators), NUMPY)
     if isinstance(epilog, Expression):
         return Epilog(epilog, NUMPY)

@@ -27,7 +27,7 @@ def get(name: str) -> AbstractEngine:
         errors.OptionError: there is none of this name.
     """
     if name not in ENGINES:
-        raise errors.unknown_engine(name, ("auto", *ENGINES))
+        raise errors.unknown_engine(name, ENGINES)
     engine: AbstractEngine = importlib.import_module(ENGINES[name][0]).ENGINE
     return engine
 

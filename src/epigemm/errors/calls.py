@@ -273,6 +273,35 @@ def foreign_algorithm() -> AlgorithmError:
     return AlgorithmError(say(what, "Take it from `algorithms` of this Matmul, or pass it to plan(algorithms=[...])."))
 
 
+def stored_for_another(name: str, stored: object, needed: object) -> AlgorithmError:
+    what = f"A stored algorithm does not fit: its {name} is {stored!r}, and {needed!r} is needed."
+    return AlgorithmError(say(what, "Plan or autotune again here; algorithms do not travel between these."))
+
+
+def damaged_algorithm(how: str) -> AlgorithmError:
+    return AlgorithmError(say(f"A stored algorithm is damaged: {how}.", "Plan or autotune again."))
+
+
+def unbound_algorithm() -> AlgorithmError:
+    what = "An algorithm that was unpickled does not know the problem that it is for."
+    return AlgorithmError(say(what, "Pass it to plan(algorithms=[...]), which checks it, or store algorithms by to_data()."))
+
+
+def read_only_setting(name: str) -> AlgorithmError:
+    return AlgorithmError(say(f"{name} of an algorithm cannot be changed.", "Take another of plan()'s algorithms."))
+
+
+def too_much_workspace(needed: int, limit: int) -> AlgorithmError:
+    what = f"This algorithm needs {needed} bytes of workspace, and memory_limit allows {limit}."
+    return AlgorithmError(say(what, "Raise memory_limit, or take one of the algorithms that plan() finds."))
+
+
+def wrong_workspace(allocator: object, found: object) -> OptionError:
+    what = f"The allocator {allocator!r} returned {found!r} for the workspace."
+    remedy = "It must own device memory whose address, a multiple of 256, is its device_ptr, device_pointer, ptr or pointer."
+    return OptionError(say(what, remedy))
+
+
 def not_algorithms(value: object) -> AlgorithmTypeError:
     what = f"The algorithms passed to plan() are of wrong type. One is {value!r}."
     return AlgorithmTypeError(say(what, "Pass Algorithm objects, as plan() returns them."))
@@ -284,7 +313,7 @@ def no_algorithms() -> NoAlgorithmsError:
 
 
 def unknown_engine(name: str, known: Iterable[str]) -> OptionError:
-    return OptionError(say(f"There is no engine {name!r}.", f"The engines are {listed(known)}, or 'auto'."))
+    return OptionError(say(f"There is no engine {name!r}.", f"The engines are {listed(map(repr, known))}, or 'auto' to have one chosen."))
 
 
 def engine_of_other_device(engine: str, device: str, known: Iterable[str]) -> EngineUnavailable:
@@ -298,7 +327,13 @@ def all_refuse(refusals: Iterable[tuple[str, str]], problem: str) -> Unsupported
 
 def several_accumulators(epilog: str, accumulators: int) -> EpilogInputError:
     what = f"The epilog {epilog} has one accumulator, and {accumulators} B operands were given."
-    return EpilogInputError(say(what, "Pass one B, or an @epilogue function with a parameter for each."))
+    return EpilogInputError(say(what, f"Pass one B, or an @epilogue function whose first {accumulators} parameters are the accumulators."))
+
+
+def no_epilog_for_several(accumulators: int) -> EpilogInputError:
+    what = f"{accumulators} B operands were given and no epilog, so nothing says what D is made of."
+    remedy = f"Pass one B, or epilog= an @epilogue function whose first {accumulators} parameters are the accumulators."
+    return EpilogInputError(say(what, remedy))
 
 
 def engine_unavailable(engine: str, why: str, remedy: str = "") -> EngineUnavailable:
