@@ -106,7 +106,7 @@ _NAMES_BY_MODULE = {
 }
 _MODULE_OF = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 # `import epigemm as nvmath; nvmath.linalg.advanced.Matmul`: these need no import statement of their own.
-_SUBMODULES = ("bench", "distributed", "errors", "linalg", "pytorch", "testing")
+_SUBMODULES = ("bench", "errors", "linalg", "pytorch", "testing")
 
 __all__ = sorted(_MODULE_OF)
 
