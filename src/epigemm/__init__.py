@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
+    from epigemm.algorithms import Algorithm as Algorithm
     from epigemm.api import Matmul as Matmul
     from epigemm.api import matmul as matmul
     from epigemm.errors import AlgorithmError as AlgorithmError
@@ -87,10 +88,10 @@ if TYPE_CHECKING:
     from epigemm.options import MatmulReductionScheme as MatmulReductionScheme
     from epigemm.options import MemoryPointer as MemoryPointer
     from epigemm.options import matrix_qualifiers_dtype as matrix_qualifiers_dtype
-    from epigemm.plans import Algorithm as Algorithm
 
 # The public names by the module that defines them. tests/unit/test_structure.py holds the imports above equal to it.
 _NAMES_BY_MODULE = {
+    "epigemm.algorithms": "Algorithm",
     "epigemm.api": "Matmul matmul",
     "epigemm.errors": """AlgorithmError AlgorithmTypeError ConfigError DTypeError DeviceMismatchError EngineUnavailable EpigemmError
         EpigemmWarning EpilogInputError EpilogTypeError ExpressionError GradientError InvalidMatmulState LayoutError LibraryError
@@ -102,7 +103,6 @@ _NAMES_BY_MODULE = {
     "epigemm.options": """BaseCUDAMemoryManager BaseCUDAMemoryManagerAsync CudaDataType MatmulComputeType MatmulEpilog
         MatmulEpilogPreferences MatmulInnerShape MatmulNumericalImplFlags MatmulOptions MatmulPlanPreferences
         MatmulQuantizationScales MatmulReductionScheme MemoryPointer matrix_qualifiers_dtype""",
-    "epigemm.plans": "Algorithm",
 }
 _MODULE_OF = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 # `import epigemm as nvmath; nvmath.linalg.advanced.Matmul`: these need no import statement of their own.

@@ -13,6 +13,7 @@ import numpy as np
 
 from epigemm import arguments as args
 from epigemm import binding, config, direct, engines, errors, execution, mirrors, specification
+from epigemm.algorithms import Algorithm
 from epigemm.arguments import Arguments, Form, Replacement, replaced
 from epigemm.execution import Prepared
 from epigemm.options import (
@@ -24,7 +25,7 @@ from epigemm.options import (
     matrix_qualifiers_dtype,
     options_key,
 )
-from epigemm.plans import Algorithm, Candidate, PlanCache
+from epigemm.plans import Candidate, PlanCache
 from epigemm.problem import Problem
 from epigemm.tensors import CPU
 from epigemm.tuning.measure import medians_us
@@ -57,7 +58,7 @@ def matmul(
     out: Any = None,
     engine: str = AUTO,
 ) -> Any:
-    """D = epilog(alpha * a @ b + beta * c), computed where the operands lie.
+    """D = epilog(alpha * a @ b + beta * c), computed where the operands lie. No gradient is recorded: `epigemm.pytorch` does that.
 
     Plans are kept in a bounded in-process cache, keyed by all that decides them, so that a second call with operands of the same form
     costs what `Matmul.execute` costs.
@@ -115,6 +116,8 @@ def matmul(
     name = engine if chosen is None else chosen.engine
     key = (placed.signature, binding.key(epilog, len(placed.b)), *_options_key(options, preferences, qualifiers, placed), name)
     prepared = _plans.get(key, make)
+    if algorithm is not None:
+        algorithm.check(prepared.plan.problem, prepared.plan.expression)
     handle = stream_handle(stream)
     result = prepared.execute(specification.matrices(placed), chosen or prepared.plan.candidates[0], stream=handle)
     if direct_key is not direct.MISS and not arguments.copied:
@@ -285,7 +288,7 @@ class Matmul:
 
         Args:
             preferences: MatmulPlanPreferences or dict.
-            algorithms: take these instead of choosing.
+            algorithms: take these instead of choosing, each checked by its engine.
             epilog, epilog_inputs, stream, engine: as in `matmul`.
             options: replaces the options given at construction.
 
@@ -295,6 +298,7 @@ class Matmul:
         Raises:
             errors.InvalidMatmulState: after `free()`.
             errors.PlanningError: no algorithm was found, or `limit` is 0.
+            errors.AlgorithmError: one of `algorithms` does not run this product, or was stored for another.
         """
         arguments = self._live("Planning")
         _check_engine(engine)
@@ -309,6 +313,9 @@ class Matmul:
         arguments = replace(arguments, inputs=args.collect_inputs(arguments, epilog_inputs))
         prepared = self._prepare(arguments, wanted)
         if chosen:
+            for x in chosen:
+                x.check(prepared.plan.problem, prepared.plan.expression)
+                prepared.executable(x.candidate)  # the engine checks its settings
             prepared.plan = replace(prepared.plan, candidates=tuple(x.candidate for x in chosen), reason="algorithms= were given")
         # Nothing fails from here on.
         self._wanted, self._arguments, self._prepared, self._direct = wanted, arguments, prepared, None
@@ -316,7 +323,9 @@ class Matmul:
         self._variants.clear()
         self._signature, self._form, self._problem = arguments.signature, Form.of(arguments), _form(prepared.plan.problem)
         self._input_names = prepared.epilog.expression.input_names
-        self._algorithms = chosen or tuple(map(Algorithm, prepared.plan.candidates))
+        self._algorithms = chosen or tuple(
+            Algorithm(x, (prepared.plan.problem, prepared.plan.expression)) for x in prepared.plan.candidates
+        )
         self._log.info("= PLANNING PHASE = %s", prepared.plan)
         return self._algorithms
 

@@ -6,10 +6,9 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from epigemm import errors
 from epigemm.expression import format
 from epigemm.expression.nodes import Expression
 from epigemm.problem import Problem
@@ -97,58 +96,6 @@ class Plan:
 
     def __str__(self) -> str:
         return f"Plan({self.candidates[0]}, workspace_bytes={self.workspace_bytes})"
-
-
-class Algorithm:
-    """One way to run a planned product: what `Matmul.plan` returns, best first.
-
-    Its settings are attributes (`algorithm.panel_rows` of the CPU engine); setting one changes what `execute` runs. Two algorithms
-    are equal only if they are the same object.
-
-    Args:
-        candidate: the engine and its settings.
-    """
-
-    __slots__ = ("candidate",)
-
-    candidate: Candidate
-
-    def __init__(self, candidate: Candidate) -> None:
-        object.__setattr__(self, "candidate", candidate)
-
-    @property
-    def engine(self) -> str:
-        """The engine's name."""
-        return self.candidate.engine
-
-    @property
-    def capabilities(self) -> tuple[str, ...]:
-        """The names of the settings that can be changed."""
-        return tuple(name for name, _ in self.candidate.config)
-
-    def __getattr__(self, name: str) -> Hashable:
-        for key, value in self.candidate.config:
-            if key == name:
-                return value
-        raise AttributeError(
-            f"An algorithm of the engine {self.engine!r} has no {name!r}. It has: {', '.join(self.capabilities) or 'no settings'}."
-        )
-
-    def __setattr__(self, name: str, value: Hashable) -> None:
-        if name == "candidate":
-            object.__setattr__(self, name, value)
-            return
-        old = getattr(self, name)
-        if not isinstance(value, Hashable) or (isinstance(old, int) and not isinstance(value, int)):
-            raise errors.wrong_value(name, value, "an integer" if isinstance(old, int) else f"as {old!r} is")
-        config = tuple((key, value if key == name else old) for key, old in self.candidate.config)
-        object.__setattr__(self, "candidate", replace(self.candidate, config=config, predicted_us=None))
-
-    def __reduce__(self) -> tuple[type[Algorithm], tuple[Candidate]]:
-        return Algorithm, (self.candidate,)
-
-    def __repr__(self) -> str:
-        return f"Algorithm({self.candidate})"
 
 
 # One for all caches: it is held for some dictionary operations only.

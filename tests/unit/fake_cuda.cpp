@@ -13,6 +13,8 @@ std::mutex mutex;
 std::string text;
 bool logging = true;
 int capturing = 0;
+char block[4096];  // the first parameter of the next launch
+size_t block_bytes = 0;
 uint64_t next_address = 0x10000;
 thread_local void *current = nullptr;
 
@@ -40,6 +42,7 @@ const char *fake_log() { return text.c_str(); }
 void fake_clear() { text.clear(); }
 void fake_logging(int on) { logging = on != 0; }
 void fake_capture(int on) { capturing = on; }
+const char *fake_keep(size_t bytes) { block_bytes = bytes; return block; }
 
 // ---- driver
 int cuInit(unsigned) { return 0; }
@@ -48,6 +51,9 @@ int cuGetErrorString(int, const char **name) { *name = "made up"; return 0; }
 int cuDriverGetVersion(int *v) { *v = 13000; return 0; }
 int cuDeviceGetCount(int *n) { *n = 2; return 0; }
 int cuDeviceGet(int *d, int i) { *d = i; return i < 2 ? 0 : 101; }
+int cuDeviceGetName(char *name, int size, int) { std::snprintf(name, size, "made up"); return 0; }
+int cuDeviceGetAttribute(int *value, int attribute, int) { *value = attribute == 75 ? 9 : 0; return 0; }
+int cuDeviceGetAttribute(int *value, int attribute, int) { *value = attribute == 16 ? 132 : attribute == 75 ? 9 : 0; return 0; }
 int cuDevicePrimaryCtxRetain(void **c, int d) { *c = reinterpret_cast<void *>(uintptr_t(0xC0 + d)); log("retain %d", d); return 0; }
 int cuCtxGetCurrent(void **c) { *c = current; return 0; }
 int cuCtxPushCurrent_v2(void *c) { current = c; log("push %llx", number(c)); return 0; }
@@ -76,11 +82,14 @@ int cuLibraryLoadData(void **library, const void *code, void *, void *, unsigned
 int cuLibraryGetKernel(void **kernel, void *, const char *name) { *kernel = reinterpret_cast<void *>(8); return std::strcmp(name, "absent") == 0 ? 500 : 0; }
 int cuKernelGetFunction(void **function, void *) { *function = reinterpret_cast<void *>(9); return 0; }
 int cuKernelSetAttribute(int attribute, int value, void *, int device) { log("attribute %d = %d on device %d", attribute, value, device); return 0; }
-int cuTensorMapEncodeTiled(void *map, int type, unsigned rank, uint64_t address, const uint64_t *, const uint64_t *, const unsigned *, const unsigned *, int,
-                           int, int, int) {
+// The map holds, as 64-bit words: address, type, swizzle, L2 promotion, then extents, strides and box.
+int cuTensorMapEncodeTiled(void *map, int type, unsigned rank, uint64_t address, const uint64_t *extents, const uint64_t *strides, const unsigned *box,
+                           const unsigned *, int, int swizzle, int promotion, int) {
     log("map of %llx, type %d, rank %u", static_cast<unsigned long long>(address), type, rank);
-    std::memset(map, 0, 128);
-    std::memcpy(map, &address, 8);
+    uint64_t words[16] = {address, uint64_t(type), uint64_t(swizzle), uint64_t(promotion)};
+    for (unsigned i = 0; i < rank; ++i) words[4 + i] = extents[i], words[3 + 2 * rank + i] = box[i];
+    for (unsigned i = 0; i + 1 < rank; ++i) words[4 + rank + i] = strides[i];
+    std::memcpy(map, words, 128);
     return 0;
 }
 struct Config {
@@ -95,6 +104,8 @@ int cuLaunchKernelEx(const Config *c, void *, void **parameters, void **) {
     uint64_t first = 0;
     std::memcpy(&first, parameters[0], 8);
     log("  first parameter %llx", static_cast<unsigned long long>(first));
+    if (block_bytes > 0) std::memcpy(block, parameters[0], block_bytes);
+    block_bytes = 0;
     return 0;
 }
 

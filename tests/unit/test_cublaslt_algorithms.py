@@ -5,6 +5,7 @@ import base64
 import pytest
 
 from epigemm import errors
+from epigemm.engines import stored
 from epigemm.engines.cublaslt import algorithms
 
 VERSIONS = {"cublasLt": "130100", "driver": "13000", "device": "NVIDIA H200 sm_90"}
@@ -63,11 +64,11 @@ def test_a_setting_that_the_library_has_not():
 def test_a_stored_algorithm_for_something_else(field, value, words):
     data = {"schema": 1, "engine": "cublaslt", "problem": "p", "versions": VERSIONS, "algorithm": "", "workspace_bytes": 0}
     with pytest.raises(errors.AlgorithmError, match=words):
-        algorithms.from_data({**data, field: value}, "p", VERSIONS)
+        stored.check({**data, field: value}, data)
 
 
 @pytest.mark.parametrize("damage", [{"algorithm": "###"}, {"algorithm": base64.b64encode(b"short").decode()}, {"workspace_bytes": None}])
 def test_a_damaged_stored_algorithm(damage):
     data = {"schema": 1, "engine": "cublaslt", "problem": "p", "versions": VERSIONS, "algorithm": "", "workspace_bytes": 0}
     with pytest.raises(errors.AlgorithmError, match="damaged"):
-        algorithms.from_data({**data, **damage}, "p", VERSIONS)
+        algorithms.decoded({**data, **damage})

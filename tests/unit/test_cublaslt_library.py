@@ -82,9 +82,7 @@ def test_settings_travel_through_the_library():
     candidate = algorithms.candidate(raw, 4096, 1.25)
     changed = replace(candidate, config=tuple((k, (64, 64) if k == "tile" else v) for k, v in candidate.config))
     assert algorithms.settings(algorithms.raw_of(changed))["tile"] == (64, 64)
-    versions = {"cublasLt": "1", "driver": "2", "device": "x"}
-    data = json.loads(json.dumps(algorithms.to_data(changed, "key", versions)))
-    back = algorithms.from_data(data, "key", versions)
+    back = algorithms.decoded(json.loads(json.dumps(algorithms.encoded(changed))))
     assert (back["tile"], back.workspace_bytes) == ((64, 64), 4096)
     identity = replace(candidate, config=tuple((k, 99 if k == "algorithm_id" else v) for k, v in candidate.config))
     with pytest.raises(errors.AlgorithmError, match="algorithm_id of an algorithm cannot be changed"):

@@ -288,6 +288,39 @@ except errors.AlgorithmError as error: print(error)
     assert lines[:2] == ["cuBLASLt does not run this algorithm for this product", "  CUBLAS_STATUS_INVALID_VALUE (7)"]
 
 
+def test_an_algorithm_travels_as_json_and_is_checked(run):
+    lines = run(
+        ENGINE
+        + """
+import json
+from epigemm import Algorithm
+def plain(m, **compute):
+    problem = Problem.of("f32", m=m, n=64, k=32, device="cuda:0")
+    problem = replace(problem, compute=replace(problem.compute, **compute))
+    return problem, check(Expression((Output("d", acc()),)), problem)
+here, other, tight = plain(128), plain(256), plain(128, memory_limit=1024)
+planned = Algorithm(ENGINE.candidates(*here, 1)[0], here)
+data = json.loads(json.dumps(planned.to_data()))
+print(planned.algorithm_id, data["versions"], data["workspace_bytes"])
+restored = Algorithm.from_data(data)
+restored.check(*here); ENGINE.prepare(*here, restored.candidate)
+for wrong, problem in ((data, other), ({**data, "versions": {**data["versions"], "driver": "1"}}, here)):
+    try: Algorithm.from_data(wrong).check(*problem)
+    except errors.AlgorithmError as error: print(str(error)[:47])
+try: ENGINE.prepare(*tight, restored.candidate)
+except errors.AlgorithmError as error: print(str(error).splitlines()[0])
+print(ENGINE.applicable_algorithm_ids(*here, 4))
+"""
+    )
+    assert lines == [
+        "42 {'cublasLt': '130100', 'driver': '13000', 'device': 'made up sm_90'} 4096",
+        "A stored algorithm does not fit: its problem is",
+        "A stored algorithm does not fit: its versions i",
+        "This algorithm needs 4096 bytes of workspace, and memory_limit allows 1024.",
+        "[42]",
+    ]
+
+
 def test_the_cost_of_a_call_is_a_microsecond_at_most(run):
     """The compiled core's own share of `launch`, on any machine: generous, it is 0.3 us on a fast one."""
     lines = run("""

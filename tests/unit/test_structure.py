@@ -21,7 +21,7 @@ LAYERS = (
     "tensors",
     "engines",
     "tuning",
-    "api arguments specification binding execution direct mirrors",
+    "algorithms api arguments specification binding execution direct mirrors",
     "linalg quantization",
     "pytorch",
     "distributed",

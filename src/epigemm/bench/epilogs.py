@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from epigemm import tensors
+from epigemm.algorithms import Algorithm
 from epigemm.api import Matmul, matmul
 from epigemm.bench.measure import Ratio
 from epigemm.bench.report import write
@@ -28,7 +29,6 @@ from epigemm.engines.cuda import libraries
 from epigemm.enums import MatmulComputeType, MatmulEpilog
 from epigemm.errors import UnsupportedEpilogue, UnsupportedProblem
 from epigemm.expression.named import NAMED
-from epigemm.plans import Algorithm
 
 ROUNDS = 11
 BARE, FUSED, EXACT, IN_PLACE = "bare", "fused", "unfused exact", "unfused in_place"

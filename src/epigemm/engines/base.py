@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from epigemm.engines import stored
 from epigemm.expression.nodes import Expression
 from epigemm.plans import Candidate
 from epigemm.problem import Problem
@@ -86,6 +87,40 @@ class AbstractEngine(ABC):
     def applicable_algorithm_ids(self, problem: Problem, expression: Expression, limit: int = 8) -> list[int]:
         """Numbers of up to `limit` algorithms that could run the problem: here, positions among the candidates."""
         return list(range(len(self.candidates(problem, expression, limit))))[:limit]
+
+    def capabilities(self, candidate: Candidate) -> Any:
+        """What a candidate can do: here, the names of its settings."""
+        return tuple(name for name, _ in candidate.config)
+
+    def stored_for(self, problem: Problem, expression: Expression) -> dict[str, Any]:
+        """What a stored candidate is valid for, as JSON's types: format, engine, problem and versions."""
+        problem_text, versions = stored.problem_text(problem, expression), stored.versions(problem.device)
+        return {"schema": stored.SCHEMA, "engine": self.name, "problem": problem_text, "versions": versions}
+
+    def encoded(self, candidate: Candidate) -> dict[str, Any]:
+        """A candidate as JSON's types."""
+        return stored.encoded(candidate)
+
+    def decoded(self, data: Mapping[str, Any]) -> Candidate:
+        """The candidate that `encoded` wrote; `prepare` checks it.
+
+        Raises:
+            errors.AlgorithmError: the data is damaged.
+        """
+        return stored.decoded(self.name, data)
+
+    def to_data(self, problem: Problem, expression: Expression, candidate: Candidate) -> dict[str, Any]:
+        """A candidate as JSON's types, with what it is valid for."""
+        return {**self.stored_for(problem, expression), **self.encoded(candidate)}
+
+    def from_data(self, problem: Problem, expression: Expression, data: Mapping[str, Any]) -> Candidate:
+        """The candidate that `to_data` wrote.
+
+        Raises:
+            errors.AlgorithmError: it was written for something else, the message says for what; or it is damaged.
+        """
+        stored.check(data, self.stored_for(problem, expression))
+        return self.decoded(data)
 
     @abstractmethod
     def notes(self, problem: Problem, expression: Expression) -> tuple[str, ...]:

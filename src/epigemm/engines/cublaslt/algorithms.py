@@ -18,7 +18,6 @@ from epigemm.engines.cuda import libraries
 from epigemm.plans import Candidate
 
 ENGINE = "cublaslt"
-SCHEMA = 1
 
 AUTO, UNDEFINED = "AUTO", "UNDEFINED"
 
@@ -150,7 +149,7 @@ def with_settings(raw: bytes, wanted: Mapping[str, Any]) -> bytes:
         if plain == present[name]:
             continue
         if name in READ_ONLY:
-            raise errors.AlgorithmError(errors.say(f"{name} of an algorithm cannot be changed.", "Take another of plan()'s algorithms."))
+            raise errors.read_only_setting(name)
         setting = SETTINGS[name]
         raw = core.algorithm_with(raw, setting.attribute, struct.pack("=" + setting.form, setting.number(name, value)))
     return raw
@@ -258,40 +257,22 @@ def raw_of(chosen: Candidate) -> bytes:
 # ---------------------------------------------------------------- as plain data
 
 
-def to_data(chosen: Candidate, key: str, versions: Mapping[str, str]) -> dict[str, Any]:
-    """A candidate as JSON's types, with what it is valid for.
-
-    Args:
-        chosen: of this engine.
-        key: text of everything that the library was told (`engine.problem_key`).
-        versions: the library, the driver and the device by name.
-    """
-    return {
-        "schema": SCHEMA,
-        "engine": ENGINE,
-        "problem": key,
-        "versions": dict(versions),
-        "algorithm": base64.b64encode(raw_of(chosen)).decode(),
-        "workspace_bytes": chosen.workspace_bytes,
-    }
+def encoded(chosen: Candidate) -> dict[str, Any]:
+    """A candidate of this engine as JSON's types."""
+    return {"algorithm": base64.b64encode(raw_of(chosen)).decode(), "workspace_bytes": chosen.workspace_bytes}
 
 
-def from_data(data: Mapping[str, Any], key: str, versions: Mapping[str, str]) -> Candidate:
-    """The candidate that `to_data` wrote; the library still checks it when it is prepared.
+def decoded(data: Mapping[str, Any]) -> Candidate:
+    """The candidate that `encoded` wrote; the library still checks it when it is prepared.
 
     Raises:
-        errors.AlgorithmError: it was written for another problem, library, driver or device, or is damaged; the message says which.
+        errors.AlgorithmError: the data is damaged.
     """
-    expected: dict[str, Any] = {"schema": SCHEMA, "engine": ENGINE, "problem": key, "versions": dict(versions)}
-    for name, value in expected.items():
-        if data.get(name) != value:
-            what = f"A stored algorithm does not fit: its {name} is {data.get(name)!r}, and {value!r} is needed."
-            raise errors.AlgorithmError(errors.say(what, "Plan or autotune again here; algorithms do not travel between these."))
     try:
         raw = base64.b64decode(str(data["algorithm"]), validate=True)
         workspace_bytes = int(data["workspace_bytes"])
     except (KeyError, ValueError, TypeError) as error:
-        raise errors.AlgorithmError(errors.say(f"A stored algorithm is damaged: {error}.", "Plan or autotune again.")) from error
+        raise errors.damaged_algorithm(str(error)) from error
     if len(raw) != 64 or workspace_bytes < 0:
-        raise errors.AlgorithmError(errors.say(f"A stored algorithm is damaged: {len(raw)} bytes, not 64.", "Plan or autotune again."))
+        raise errors.damaged_algorithm(f"{len(raw)} bytes, not 64")
     return candidate(raw, workspace_bytes, 0.0)

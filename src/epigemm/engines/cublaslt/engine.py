@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from epigemm import errors
-from epigemm.engines import costs
+from epigemm.engines import costs, stored
 from epigemm.engines.base import AbstractEngine, AbstractExecutable, Call, DirectLaunch, Refusal
 from epigemm.engines.cublaslt import algorithms, library
 from epigemm.engines.cublaslt.algorithms import AlgorithmCapabilities
@@ -223,11 +223,15 @@ class CublasLtEngine(AbstractEngine):
         """The candidate ready to run, its changed settings checked by the library.
 
         Raises:
-            errors.AlgorithmError: the library does not run it for this product.
+            errors.AlgorithmError: the library does not run it for this product, or it needs more workspace than memory_limit allows.
         """
         descriptor = self._descriptor(problem, expression)
         libraries.open_driver()
-        return CublasLtExecutable(descriptor, problem.device, algorithms.raw_of(candidate), str(problem), problem.compute.handle)
+        made = CublasLtExecutable(descriptor, problem.device, algorithms.raw_of(candidate), str(problem), problem.compute.handle)
+        limit = problem.compute.memory_limit
+        if limit is not None and made.workspace_bytes > limit:
+            raise errors.too_much_workspace(made.workspace_bytes, limit)
+        return made
 
     # ------------------------------------------------------------ algorithms
 
@@ -239,19 +243,18 @@ class CublasLtEngine(AbstractEngine):
         """Numbers of the algorithms that the library has for the problem's types."""
         return library.algorithm_ids(self._descriptor(problem, expression), problem.device, limit)
 
-    def to_data(self, problem: Problem, expression: Expression, candidate: Candidate) -> dict[str, Any]:
-        """A candidate as JSON's types, with the problem and the versions that it is valid for."""
-        key = problem_key(self._descriptor(problem, expression))
-        return algorithms.to_data(candidate, key, library.versions(problem.device))
+    def stored_for(self, problem: Problem, expression: Expression) -> dict[str, Any]:
+        """The problem as the library is told of it, and the library, the driver and the device by name."""
+        key, versions = problem_key(self._descriptor(problem, expression)), library.versions(problem.device)
+        return {"schema": stored.SCHEMA, "engine": self.name, "problem": key, "versions": versions}
 
-    def from_data(self, problem: Problem, expression: Expression, data: Mapping[str, Any]) -> Candidate:
-        """The candidate that `to_data` wrote.
+    def encoded(self, candidate: Candidate) -> dict[str, Any]:
+        """The algorithm's 64 bytes, its changed settings written into them."""
+        return algorithms.encoded(candidate)
 
-        Raises:
-            errors.AlgorithmError: it was written for something else; the message says for what.
-        """
-        key = problem_key(self._descriptor(problem, expression))
-        return algorithms.from_data(data, key, library.versions(problem.device))
+    def decoded(self, data: Mapping[str, Any]) -> Candidate:
+        """The candidate of these bytes, its settings read by the library."""
+        return algorithms.decoded(data)
 
     # ------------------------------------------------------------ asking
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from epigemm import errors
 from epigemm.engines import costs
@@ -115,6 +116,14 @@ class UnfusedEngine(AbstractEngine):
             raise errors.AlgorithmError(errors.say(f"unfused has no way={way!r} with product={rank!r} here.", f"It has {known}."))
         device = self._device(problem.device)
         return UnfusedExecutable(problem, expression, str(way), option.aligned, option.chosen(rank), self._products, device)
+
+    def stored_for(self, problem: Problem, expression: Expression) -> dict[str, Any]:
+        """As every engine's, and the versions of the library whose list of algorithms `product` counts in."""
+        found = super().stored_for(problem, expression)
+        for option in self._ask(problem, expression).options:
+            for product in option.recipe.products[:1]:
+                found["versions"] |= self._products.stored_for(product, plain(product))["versions"]
+        return found
 
     # ------------------------------------------------------------ asking
 

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from epigemm.algorithms import Algorithm as Algorithm
     from epigemm.api import Matmul as Matmul
     from epigemm.api import matmul as matmul
     from epigemm.errors import InvalidMatmulState as InvalidMatmulState
@@ -27,15 +28,14 @@ if TYPE_CHECKING:
     from epigemm.options import MatmulReductionScheme as MatmulReductionScheme
     from epigemm.options import MemoryPointer as MemoryPointer
     from epigemm.options import matrix_qualifiers_dtype as matrix_qualifiers_dtype
-    from epigemm.plans import Algorithm as Algorithm
 
 _NAMES_BY_MODULE = {
+    "epigemm.algorithms": "Algorithm",
     "epigemm.api": "Matmul matmul",
     "epigemm.errors": "InvalidMatmulState",
     "epigemm.options": """BaseCUDAMemoryManager BaseCUDAMemoryManagerAsync CudaDataType MatmulComputeType MatmulEpilog
         MatmulEpilogPreferences MatmulInnerShape MatmulNumericalImplFlags MatmulOptions MatmulPlanPreferences
         MatmulQuantizationScales MatmulReductionScheme MemoryPointer matrix_qualifiers_dtype""",
-    "epigemm.plans": "Algorithm",
 }
 _MODULE_OF = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names.split()}
 _SUBMODULES = ("helpers", "matmulmod")
