@@ -34,7 +34,7 @@ def version(show: Annotated[bool, typer.Option("--version", help="Print the vers
         raise typer.Exit
 
 
-@app.command()
+@app.command(short_help="Engines and libraries found and missing.")
 def info(as_json: AsJson = False) -> None:
     """Versions, engines and libraries found and missing, what to install, BLAS, the store."""
     from epigemm.cli.info import gather, table
@@ -46,7 +46,7 @@ def info(as_json: AsJson = False) -> None:
         console.print(table(found))
 
 
-@app.command()
+@app.command(short_help="Train a network on handwritten digits.")
 def demo(
     epochs: Annotated[int, typer.Option(min=1, max=1000, help="Passes over the training images.")] = 20,
     seed: Annotated[int, typer.Option(min=0, help="Of the split, the initial weights and the minibatches.")] = 0,
@@ -78,7 +78,7 @@ def demo(
             console.print(f"\npicture: {plot}", soft_wrap=True)
 
 
-@app.command()
+@app.command(short_help="Measure against eager PyTorch and NumPy.")
 def bench(
     suite: Annotated[
         str, typer.Argument(help="What to measure: linear, or smoke to see that all runs; on a GPU host, headline.")
@@ -156,13 +156,16 @@ def measure(suite: str, engine: str, rounds: int, patience_s: float, with_memory
     return Report(suite, engine, rounds, stamp.stamp(), tuple(rows), tuple(peaks))
 
 
-@app.command()
+@app.command(short_help="Which engine would run a product, and why.")
 def explain(
     problem: Annotated[str, typer.Argument(help='As in "m=4096 n=11008 k=4096 bf16 gelu_bias".')],
     engine: Engine = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Which engine would run a product, how, and why. Nothing is computed."""
+    """Which engine would run a product with a predefined epilog, how, and why.
+
+    Nothing is computed. For an epilogue of yours: Matmul(a, b), plan(epilog=...), then explain().
+    """
     from epigemm.cli import problems
 
     text = problems.explain(problem, engine)

@@ -34,22 +34,28 @@ def parse(text: str) -> tuple[dict[str, int], str, MatmulEpilog | None]:
     epilogs = {member.name.lower(): member for member in NAMED}
     for word in text.split():
         name, equals, value = word.partition("=")
-        if equals and name in ("m", "n", "k", "batch") and value.isdigit():
-            extents[name] = int(value)
+        if equals and name.lower() in ("m", "n", "k", "batch") and value.isdigit():
+            extents[name.lower()] = int(value)
         elif word.lower() in spellings:
             dtype = spellings[word.lower()]
         elif word.lower() in epilogs:
             epilog = epilogs[word.lower()]
         else:
-            raise _unknown(word, [*spellings, *epilogs])
+            raise _unknown(word, [row.short for row in dtypes.DTYPES.values()], list(epilogs))
     if missing := [name for name in "mnk" if name not in extents]:
         raise errors.OptionError(errors.say(f"The problem {text!r} lacks {errors.listed(missing)}.", f'Write it as in "{EXAMPLE}".'))
     return extents, dtype, epilog
 
 
-def _unknown(word: str, known: list[str]) -> errors.OptionError:
+def _unknown(word: str, known_dtypes: list[str], epilogs: list[str]) -> errors.OptionError:
     what = f"{word!r} is neither an extent (m=, n=, k=, batch=), a dtype nor a predefined epilog."
-    return errors.OptionError(errors.say(what, f"Known: {', '.join(known)}.", f'Write the problem as in "{EXAMPLE}".'))
+    remedies = (
+        f'Write the problem as in "{EXAMPLE}".',
+        f"The dtypes are {errors.listed(known_dtypes)}.",
+        f"The epilogs are {errors.listed(epilogs)}.",
+        "For an epilogue of yours: Matmul(a, b), plan(epilog=...), then explain() in Python.",
+    )
+    return errors.OptionError(errors.say(what, *remedies))
 
 
 def explain(text: str, engine: str = AUTO) -> str:

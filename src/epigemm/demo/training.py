@@ -196,8 +196,13 @@ def place() -> tuple[Options, str]:
     try:
         matmul(one, one, options=options)
     except errors.EpigemmError as error:
-        return None, f"On the CPU, where NumPy arrays lie. On no GPU: {' '.join(str(error).split())}"
+        return None, f"On the CPU, where NumPy arrays lie. On no GPU: {_sentences(error)}"
     return options, "On the GPU: MatmulOptions(device_id=0) has NumPy arrays copied there and back at every call."
+
+
+def _sentences(error: Exception) -> str:
+    """An error's lines as one paragraph, each with its full stop."""
+    return " ".join(line.strip().removesuffix(".") + "." for line in str(error).splitlines())
 
 
 def explain(parameters: Parameters, digits: Digits, options: Options) -> str:

@@ -92,7 +92,8 @@ def _signature(function: Callable[..., Any], name: str) -> _Signature:
         if p.kind in _POSITIONAL:
             if p.default is not _REQUIRED:
                 what = f"The parameter `{p.name}` of `{name}` has a default, so it is a constant, not an input."
-                raise TraceError(say(what, f"Make it keyword-only: put `*,` before {p.name}={p.default!r}."))
+                remedy = f"Make it keyword-only: put `*,` before {p.name}={p.default!r}; or wrap it: lambda acc: {name}(acc)."
+                raise TraceError(say(what, remedy))
             names.append(p.name)
         else:
             constants.append((p.name, p.default))
@@ -240,8 +241,11 @@ class Epilogue(AbstractFunction):
         """The derivative of this epilogue and what its forward saves; print it.
 
         Args:
-            accumulators: as in `expression`.
+            accumulators: how many products feed it, if not one and not declared: `swiglu.grad(accumulators=2)`.
             extents: of inputs, by name: "row" (the default), "column", "matrix", "scalar".
+
+        Returns:
+            A Gradient: `forward` and `backward` as expressions, and what lies between them. epigemm.pytorch runs both.
 
         Raises:
             GradientError: an op has no derivative.
