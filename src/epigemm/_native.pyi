@@ -82,6 +82,9 @@ class Slot:
     ) -> Slot:
         """A CUtensorMap over the address `index`, encoded once an address; the fastest extent first, its stride left out."""
 
+    def at(self, offset: int) -> Slot:
+        """The same, `offset` bytes into the struct that is the kernel's only parameter: see `block_bytes`."""
+
 class KernelLaunch:
     """A kernel with its argument block; any thread may run it, on any stream of its device."""
 
@@ -99,8 +102,13 @@ class KernelLaunch:
         overlaps_previous: bool = False,
         workspace_bytes: int = 0,
         zeroed_bytes: int = 0,
+        block_bytes: int = 0,
     ) -> None:
-        """`zeroed_bytes` at the workspace's start are set to 0 before each launch."""
+        """`zeroed_bytes` at the workspace's start are set to 0 before each launch.
+
+        With `block_bytes` the kernel has one parameter, a struct of so many bytes, whose fields the slots are, each `at` its offset;
+        what no slot names is 0.
+        """
 
     def run(self, stream: int, *values: int) -> None: ...
     @property

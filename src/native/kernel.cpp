@@ -1,6 +1,7 @@
 #include "kernel.h"
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 #include <unordered_map>
 
@@ -86,12 +87,38 @@ KernelLaunch::KernelLaunch(std::shared_ptr<KernelLibrary> library, const std::st
     function_ = function_of(kernel, name);
     if (shape_.zeroed_bytes > shape_.workspace_bytes) throw std::invalid_argument("zeroed_bytes exceeds workspace_bytes");
     storage_.resize(slots_.size());
+    block_.assign(shape_.block_bytes, '\0');
+    if (!block_.empty()) check_block();
     for (std::size_t i = 0; i < slots_.size(); ++i) {
         Slot &slot = slots_[i];
         const bool from_call = slot.kind == Slot::Kind::kValue || slot.kind == Slot::Kind::kTensorMap;
         if (from_call) value_count_ = std::max(value_count_, slot.index + 1);
         if (slot.kind == Slot::Kind::kValue && (slot.size == 0 || slot.size > 8)) throw std::invalid_argument("a value has 1 to 8 bytes");
+        if (!block_.empty() && slot.kind == Slot::Kind::kFixed) std::copy(slot.bytes.begin(), slot.bytes.end(), block_.begin() + slot.at);
         parameters_.push_back(slot.kind == Slot::Kind::kFixed ? static_cast<void *>(slot.bytes.data()) : static_cast<void *>(&storage_[i]));
+    }
+    if (!block_.empty()) parameters_ = {block_.data()};
+}
+
+void KernelLaunch::check_block() const {
+    for (const Slot &slot : slots_) {
+        const std::size_t size = slot.kind == Slot::Kind::kFixed ? slot.bytes.size() : slot.size;
+        if (slot.at + size > shape_.block_bytes)
+            throw std::invalid_argument(name_ + ": a field of " + std::to_string(size) + " bytes at " + std::to_string(slot.at) +
+                                        " lies outside its block of " + std::to_string(shape_.block_bytes));
+    }
+}
+
+void KernelLaunch::fill_block(const std::uint64_t *values, abi::Address workspace) {
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+        const Slot &slot = slots_[i];
+        char *const to = block_.data() + slot.at;
+        if (slot.kind == Slot::Kind::kValue) std::memcpy(to, &values[slot.index], slot.size);
+        if (slot.kind == Slot::Kind::kTensorMap) std::memcpy(to, &map_of(i, values[slot.index]), slot.size);
+        if (slot.kind == Slot::Kind::kWorkspace) {
+            const abi::Address address = workspace + slot.index;
+            std::memcpy(to, &address, slot.size);
+        }
     }
 }
 
@@ -130,7 +157,8 @@ void KernelLaunch::run(const std::uint64_t *values, std::size_t count, std::uint
     const WorkspaceLease lease(device_, cuda_stream, shape_.workspace_bytes);
     if (shape_.zeroed_bytes > 0)
         driver_call(&Driver::fill, "cuMemsetD8Async", name_, lease.address(), static_cast<unsigned char>(0), shape_.zeroed_bytes, cuda_stream);
-    for (std::size_t i = 0; i < slots_.size(); ++i) {
+    if (!block_.empty()) fill_block(values, lease.address());
+    for (std::size_t i = 0; block_.empty() && i < slots_.size(); ++i) {
         const Slot &slot = slots_[i];
         if (slot.kind == Slot::Kind::kValue) storage_[i] = values[slot.index];
         if (slot.kind == Slot::Kind::kWorkspace) storage_[i] = lease.address() + slot.index;

@@ -31,20 +31,21 @@ struct TensorMapSpec {
     int interleave, swizzle, l2_promotion, fill;
 };
 
-// One kernel parameter.
+// One kernel parameter, or one field of the struct that is a kernel's only parameter.
 struct Slot {
     enum class Kind { kFixed, kValue, kTensorMap, kWorkspace };
 
-    static Slot fixed(std::string bytes) { return {Kind::kFixed, std::move(bytes), 0, 0, {}}; }
-    static Slot value(std::size_t index, std::size_t size) { return {Kind::kValue, {}, index, size, {}}; }
-    static Slot tensor_map(std::size_t index, TensorMapSpec spec) { return {Kind::kTensorMap, {}, index, 0, std::move(spec)}; }
-    static Slot workspace(std::size_t offset) { return {Kind::kWorkspace, {}, offset, 8, {}}; }
+    static Slot fixed(std::string bytes) { return {Kind::kFixed, std::move(bytes), 0, 0, {}, 0}; }
+    static Slot value(std::size_t index, std::size_t size) { return {Kind::kValue, {}, index, size, {}, 0}; }
+    static Slot tensor_map(std::size_t index, TensorMapSpec spec) { return {Kind::kTensorMap, {}, index, sizeof(abi::TensorMap), std::move(spec), 0}; }
+    static Slot workspace(std::size_t offset) { return {Kind::kWorkspace, {}, offset, 8, {}, 0}; }
 
     Kind kind;
     std::string bytes;   // fixed
     std::size_t index;   // which of the call's values; the offset into the workspace
-    std::size_t size;    // bytes of a value
+    std::size_t size;    // bytes of what a call brings
     TensorMapSpec spec;  // tensor map
+    std::size_t at;      // in a launch with a block: its first byte there
 };
 
 struct LaunchShape {
@@ -56,6 +57,7 @@ struct LaunchShape {
     bool overlaps_previous;  // programmatic dependent launch: the kernel itself waits for its predecessor
     std::size_t workspace_bytes;
     std::size_t zeroed_bytes;  // leading bytes of the workspace that are set to 0 before the launch
+    std::size_t block_bytes;   // of the kernel's only parameter, whose fields the slots are; 0: each slot is a parameter
 };
 
 class KernelLaunch {
@@ -77,6 +79,8 @@ private:
     };
 
     const abi::TensorMap &map_of(std::size_t slot, abi::Address address);
+    void fill_block(const std::uint64_t *values, abi::Address workspace);
+    void check_block() const;
 
     std::shared_ptr<KernelLibrary> library_;
     std::string name_;
@@ -89,6 +93,7 @@ private:
     std::vector<MapCache> maps_;
     std::vector<std::uint64_t> storage_;
     std::vector<void *> parameters_;
+    std::string block_;
 };
 
 }  // namespace epigemm

@@ -205,11 +205,12 @@ void bind_driver(nb::module_ &m) {
 // ---------------------------------------------------------------- kernels
 
 LaunchShape shape_of(const Three &grid, const Three &block, std::size_t shared_bytes, const Three &cluster, bool cooperative,
-                     bool overlaps_previous, std::size_t workspace_bytes, std::size_t zeroed_bytes) {
+                     bool overlaps_previous, std::size_t workspace_bytes, std::size_t zeroed_bytes, std::size_t block_bytes) {
     const auto [gx, gy, gz] = grid;
     const auto [bx, by, bz] = block;
     const auto [cx, cy, cz] = cluster;
-    return {{gx, gy, gz}, {bx, by, bz}, {cx, cy, cz}, static_cast<unsigned>(shared_bytes), cooperative, overlaps_previous, workspace_bytes, zeroed_bytes};
+    return {{gx, gy, gz}, {bx, by, bz}, {cx, cy, cz}, static_cast<unsigned>(shared_bytes), cooperative, overlaps_previous, workspace_bytes, zeroed_bytes,
+            block_bytes};
 }
 
 TensorMapSpec tensor_map_spec(int type, std::vector<std::uint64_t> extents, std::vector<std::uint64_t> strides_bytes,
@@ -245,6 +246,7 @@ void bind_kernels(nb::module_ &m) {
         .def_static("fixed", [](const nb::bytes &value) { return Slot::fixed(text_of(value)); }, "value"_a)
         .def_static("value", &Slot::value, "index"_a, "size"_a = 8)
         .def_static("workspace", &Slot::workspace, "offset"_a = 0)
+        .def("at", [](Slot slot, std::size_t offset) { slot.at = offset; return slot; }, "offset"_a)
         .def_static(
             "tensor_map",
             [](std::size_t index, int type, std::vector<std::uint64_t> extents, std::vector<std::uint64_t> strides_bytes,
@@ -258,13 +260,13 @@ void bind_kernels(nb::module_ &m) {
             "__init__",
             [](KernelLaunch *self, std::shared_ptr<KernelLibrary> library, const std::string &name, int device, const Three &grid,
                const Three &block, std::vector<Slot> slots, std::size_t shared_bytes, const Three &cluster, bool cooperative,
-               bool overlaps_previous, std::size_t workspace_bytes, std::size_t zeroed_bytes) {
+               bool overlaps_previous, std::size_t workspace_bytes, std::size_t zeroed_bytes, std::size_t block_bytes) {
                 new (self) KernelLaunch(std::move(library), name, device,
-                                        shape_of(grid, block, shared_bytes, cluster, cooperative, overlaps_previous, workspace_bytes, zeroed_bytes),
+                                        shape_of(grid, block, shared_bytes, cluster, cooperative, overlaps_previous, workspace_bytes, zeroed_bytes, block_bytes),
                                         std::move(slots));
             },
             "library"_a, "name"_a, "device"_a, "grid"_a, "block"_a, "slots"_a, "shared_bytes"_a = 0, "cluster"_a = Three{1, 1, 1},
-            "cooperative"_a = false, "overlaps_previous"_a = false, "workspace_bytes"_a = 0, "zeroed_bytes"_a = 0)
+            "cooperative"_a = false, "overlaps_previous"_a = false, "workspace_bytes"_a = 0, "zeroed_bytes"_a = 0, "block_bytes"_a = 0)
         .def("run", &run_kernel, "stream"_a, "values"_a)
         .def_prop_ro("value_count", &KernelLaunch::value_count)
         .def_prop_ro("workspace_bytes", &KernelLaunch::workspace_bytes)

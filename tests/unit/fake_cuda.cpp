@@ -13,8 +13,8 @@ std::mutex mutex;
 std::string text;
 bool logging = true;
 int capturing = 0;
-char block[4096];  // the first parameter of the next launch
-size_t block_bytes = 0;
+char kept_block[4096];  // the first parameter of the next launch
+size_t kept_bytes = 0;
 uint64_t next_address = 0x10000;
 thread_local void *current = nullptr;
 
@@ -42,7 +42,7 @@ const char *fake_log() { return text.c_str(); }
 void fake_clear() { text.clear(); }
 void fake_logging(int on) { logging = on != 0; }
 void fake_capture(int on) { capturing = on; }
-const char *fake_keep(size_t bytes) { block_bytes = bytes; return block; }
+const char *fake_keep(size_t bytes) { kept_bytes = bytes; return kept_block; }
 
 // ---- driver
 int cuInit(unsigned) { return 0; }
@@ -52,8 +52,15 @@ int cuDriverGetVersion(int *v) { *v = 13000; return 0; }
 int cuDeviceGetCount(int *n) { *n = 2; return 0; }
 int cuDeviceGet(int *d, int i) { *d = i; return i < 2 ? 0 : 101; }
 int cuDeviceGetName(char *name, int size, int) { std::snprintf(name, size, "made up"); return 0; }
-int cuDeviceGetAttribute(int *value, int attribute, int) { *value = attribute == 75 ? 9 : 0; return 0; }
 int cuDeviceGetAttribute(int *value, int attribute, int) { *value = attribute == 16 ? 132 : attribute == 75 ? 9 : 0; return 0; }
+int cuEventCreate(void **event, unsigned) { *event = reinterpret_cast<void *>(3); return 0; }
+int cuEventDestroy_v2(void *) { return 0; }
+int cuEventRecord(void *, void *) { return 0; }
+int cuEventSynchronize(void *) { return 0; }
+int cuEventElapsedTime(float *ms, void *, void *) { *ms = 1; return 0; }
+int cuEventElapsedTime_v2(float *ms, void *, void *) { *ms = 1; return 0; }
+int cuDeviceTotalMem_v2(size_t *bytes, int) { *bytes = size_t(1) << 30; return 0; }
+int cuStreamSynchronize(void *stream) { log("wait for %llx", number(stream)); return 0; }
 int cuDevicePrimaryCtxRetain(void **c, int d) { *c = reinterpret_cast<void *>(uintptr_t(0xC0 + d)); log("retain %d", d); return 0; }
 int cuCtxGetCurrent(void **c) { *c = current; return 0; }
 int cuCtxPushCurrent_v2(void *c) { current = c; log("push %llx", number(c)); return 0; }
@@ -104,8 +111,8 @@ int cuLaunchKernelEx(const Config *c, void *, void **parameters, void **) {
     uint64_t first = 0;
     std::memcpy(&first, parameters[0], 8);
     log("  first parameter %llx", static_cast<unsigned long long>(first));
-    if (block_bytes > 0) std::memcpy(block, parameters[0], block_bytes);
-    block_bytes = 0;
+    if (kept_bytes > 0) std::memcpy(kept_block, parameters[0], kept_bytes);
+    kept_bytes = 0;
     return 0;
 }
 
@@ -127,7 +134,12 @@ int cublasLtMatrixLayoutSetAttribute(void *, int, const void *, size_t) { return
 int cublasLtMatrixLayoutGetAttribute(void *, int, void *, size_t, size_t *) { return 15; }
 int cublasLtMatmulPreferenceCreate(void **p) { *p = reinterpret_cast<void *>(6); return 0; }
 int cublasLtMatmulPreferenceDestroy(void *) { return 0; }
-int cublasLtMatmulPreferenceSetAttribute(void *, int, const void *, size_t) { return 0; }
+int cublasLtMatmulPreferenceSetAttribute(void *, int number, const void *value, size_t size) {
+    uint64_t held = 0;
+    std::memcpy(&held, value, size);
+    log("preference %d = %llx", number, static_cast<unsigned long long>(held));
+    return 0;
+}
 struct Result {
     uint64_t algorithm[8];
     size_t workspace_bytes;
@@ -156,9 +168,11 @@ int cublasLtMatmulAlgoConfigGetAttribute(const uint64_t *algorithm, int attribut
 }
 int cublasLtMatmulAlgoConfigSetAttribute(uint64_t *algorithm, int, const void *, size_t) { algorithm[0] = 13; return 0; }
 int cublasLtMatmulAlgoCapGetAttribute(const void *, int, void *, size_t, size_t *) { return 15; }
-int cublasLtMatmul(void *, void *d, const void *alpha, uint64_t a, void *, uint64_t b, void *, const void *beta, uint64_t c, void *, uint64_t out, void *,
+int cublasLtMatmul(void *handle, void *d, const void *alpha, uint64_t a, void *, uint64_t b, void *, const void *beta, uint64_t c, void *, uint64_t out, void *,
                    const void *, uint64_t workspace, size_t workspace_bytes, void *stream) {
     if (!logging) return 0;
+    if (number(handle) != 0x4A) log("handle %llx", number(handle));
+    if (workspace != 0 && workspace < 0x10000) log("workspace %llx", static_cast<unsigned long long>(workspace));
     float scalars[2];
     std::memcpy(&scalars[0], alpha, 4);
     std::memcpy(&scalars[1], beta, 4);

@@ -153,19 +153,26 @@ def candidates(signature: Signature, m: int, n: int, k: int, multiprocessors: in
         >>> best.tile_m, best.tile_n, best.stages
         (128, 128, 6)
     """
-    fitting = [c.fitted(signature) for c in TABLE if _fits(c, signature)]
+    fitting = [c.fitted(signature) for c in TABLE if not misfit(c, signature)]
     return tuple(sorted(fitting, key=lambda c: c.predicted_cycles(signature, m, n, k, multiprocessors)))
 
 
-def _fits(config: Config, signature: Signature) -> bool:
-    """Whether a configuration covers the tile's columns in whole sub-tiles, leaves the epilogue registers, and has room for stages."""
+def misfit(config: Config, signature: Signature) -> str:
+    """Why a configuration makes no kernel, "" where it makes one.
+
+    It covers the tile's columns in whole sub-tiles, leaves the epilogue registers, and has room for stages.
+    """
+    known = {(c.tile_m, c.tile_n, c.pingpong) for c in TABLE}
+    if (config.tile_m, config.tile_n, config.pingpong) not in known or config.box_n not in (32, 64) or config.cluster not in (1, 2):
+        return f"Tiles are {sorted(known)} as (tile_m, tile_n, pingpong), box_n is 32 or 64, cluster 1 or 2."
     out_n = config.tile_n // signature.weights
     parts = out_n // config.box_n * config.group_m // 64
-    if out_n % config.box_n or parts % config.store_sets or (not signature.b_k_major and out_n % 64):
-        return False
+    if config.store_sets < 1 or out_n % config.box_n or parts % config.store_sets or (not signature.b_k_major and out_n % 64):
+        return f"A tile's {out_n} columns are no whole sub-tiles of {config.box_n} in {config.store_sets} sets."
     if config.pingpong and config.tile_m * config.tile_n > 128 * 128 and signature.narrow:
-        return False
-    return config.stages_that_fit(signature) >= MIN_STAGES
+        return "This epilogue needs registers that tiles of more than 128 x 128 do not leave."
+    stages = config.stages_that_fit(signature)
+    return "" if stages >= MIN_STAGES else f"Shared memory has room for {stages} stages, and {MIN_STAGES} are needed."
 
 
 def _ceil(a: int, b: int) -> int:

@@ -82,8 +82,9 @@ DEVICE void store_bits(const Params& p, int mask, int row, int first, const Lane
     }
     const u32 result = (high ? word[1] : word[0]) | __shfl_xor_sync(0xffffffffu, high ? word[0] : word[1], 2);
     const int target = row + (odd ? 8 : 0), col = first + (high ? 32 : 0);
+    const u32 inside = p.n - col < 32 ? (1u << (p.n - col & 31)) - 1 : ~0u;  // what lies beyond n is written as 0
     if (target < p.m && col < p.n && (config::box_n == 64 || !high))
-        *reinterpret_cast<u32*>(p.bits_out[mask] + target * p.bits_out_stride[mask] + col / 8) = result;
+        *reinterpret_cast<u32*>(p.bits_out[mask] + target * p.bits_out_stride[mask] + col / 8) = result & inside;
 }
 
 /// Sums 2 `width` values with the lane whose number differs in `bit`; each keeps half of them.

@@ -1,7 +1,7 @@
 // What a kernel is told (Params), what an epilogue sees of one element (Inputs, Outputs), and where everything lies in shared
 // memory (Shared). `config::` is the generated header; see ../source.py.
 
-/// The only argument of the kernel. Its layout is fixed, whatever the configuration, and is mirrored by ../params.py.
+/// The only argument of the kernel. Its layout is fixed, whatever the configuration, and is mirrored by ../launch.py.
 struct Params {
     TensorMap a;             // [m, k], 16-bit, either dimension contiguous
     TensorMap b[2];          // [k, n] each; the second only with two weights
