@@ -30,6 +30,7 @@ from epigemm.problem import Problem
 from epigemm.tensors import CPU
 from epigemm.tuning.measure import medians_us
 from epigemm.tuning.select import AUTO
+from epigemm.workspace import Workspace
 
 _OPTIONS = "Matrix multiplication options"
 _PREFERENCES = "matrix multiplication plan preferences"
@@ -266,6 +267,7 @@ class Matmul:
         self._problem: Problem | None = None
         self._algorithms: tuple[Algorithm, ...] | None = None
         self._input_names: tuple[str, ...] = ()
+        self._workspace: Workspace | None = None  # of the user's allocator
         self._freed = False
         # What is wrong with the operands alone is said here, not in plan().
         product = execution.product(_placed(self._arguments, self._wanted.options), self._wanted.options, qualifiers)
@@ -320,6 +322,7 @@ class Matmul:
         # Nothing fails from here on.
         self._wanted, self._arguments, self._prepared, self._direct = wanted, arguments, prepared, None
         self._log = _logger_of(wanted.options)
+        self._workspace = None if prepared.allocator is None else Workspace(prepared.allocator)
         self._variants.clear()
         self._signature, self._form, self._problem = arguments.signature, Form.of(arguments), _form(prepared.plan.problem)
         self._input_names = prepared.epilog.expression.input_names
@@ -364,12 +367,14 @@ class Matmul:
         algorithms = self._algorithms or ()
         matrices = specification.matrices(_placed(arguments, self._wanted.options))
         handle = execution.stream_of(matrices.a, stream_handle(stream))
-        runs = [partial(prepared.execute, matrices, x.candidate, scratch=True, stream=handle) for x in algorithms]
+        runs = [
+            partial(prepared.execute, matrices, x.candidate, scratch=True, stream=handle, workspace=self._workspace) for x in algorithms
+        ]
         for run in runs:
             run()
         medians = medians_us(runs, iterations, prepared.plan.problem.device, handle)
         if release_workspace:
-            execution.release_workspaces(prepared.plan.problem.device)
+            self._release_workspace(prepared)
         ranked = sorted(zip(medians, range(len(algorithms)), strict=True))[:prune]
         self._algorithms, self._direct = tuple(algorithms[i] for _, i in ranked), None
         reason = (
@@ -419,16 +424,21 @@ class Matmul:
             candidate = prepared.plan.candidates[0]  # another order or alignment than the algorithms were chosen for
         placed = _placed(arguments, self._wanted.options)
         handle = stream_handle(stream)
-        result = prepared.execute(specification.matrices(placed), candidate, stream=handle)
+        result = prepared.execute(specification.matrices(placed), candidate, stream=handle, workspace=self._workspace)
         if release_workspace:
-            execution.release_workspaces(prepared.plan.problem.device)
+            self._release_workspace(prepared)
         self._log.info("= EXECUTION PHASE = %s", candidate)
         if placed is not arguments:
             return mirrors.to_host(result, arguments, inplace=prepared.inplace, stream=handle or 0)
-        usual = out is None and candidate is algorithms[0].candidate and not prepared.blocking
+        usual = out is None and candidate is algorithms[0].candidate and not prepared.blocking and prepared.allocator is None
         if usual and not self._log.isEnabledFor(logging.INFO):
             self._direct, self._direct_of = direct.bound(prepared, candidate, arguments, result), candidate
         return result
+
+    def _release_workspace(self, prepared: Prepared) -> None:
+        if self._workspace is not None:
+            self._workspace.release()
+        execution.release_workspaces(prepared.plan.problem.device)
 
     def _variant(self, arguments: Arguments) -> Prepared:
         """The plan for a given `out`, kept for its form."""
@@ -494,7 +504,7 @@ class Matmul:
     def free(self) -> None:
         """Drops the operands and the plan. The object cannot be used afterwards; freeing it again is nothing."""
         self._freed = True
-        self._arguments = self._prepared = self._algorithms = self._direct = None
+        self._arguments = self._prepared = self._algorithms = self._direct = self._workspace = None
         self._variants.clear()
 
     def __enter__(self) -> Matmul:

@@ -132,16 +132,6 @@ def warn_beta_ignored(beta: Any, stacklevel: int) -> None:
     )
 
 
-def warn_allocator_ignored() -> None:
-    """Warns that `MatmulOptions.allocator` is not used."""
-    warnings.warn(
-        "MatmulOptions.allocator is not used: workspace comes from the device's stream-ordered pool, one for each stream. "
-        "Use memory_limit to bound it and execute(release_workspace=True) to give it back.",
-        errors.EpigemmWarning,
-        stacklevel=2,
-    )
-
-
 # ---------------------------------------------------------------- reset
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from epigemm import binding, compute_types, dtypes, engines, errors, specification, tensors
-from epigemm.arguments import Arguments, scalar_tensor, warn_allocator_ignored
+from epigemm.arguments import Arguments, scalar_tensor
 from epigemm.binding import D_SCALE, Epilog
 from epigemm.engines import outputs
 from epigemm.engines.base import AbstractExecutable, Call
@@ -19,6 +19,7 @@ from epigemm.problem import Compute, Operand, Problem
 from epigemm.specification import Product
 from epigemm.tensors import Tensor
 from epigemm.tuning.select import select
+from epigemm.workspace import Workspace
 
 
 @dataclass(slots=True)
@@ -32,6 +33,7 @@ class Prepared:
         inplace: whether D is C.
         extras: the outputs besides D, and the operand of each.
         blocking: whether a run on a GPU waits for its result.
+        allocator: where cuBLASLt's workspace comes from, None for the core's own.
         views: input name -> the shape and strides under which the expression reads it, None where it is read as given.
     """
 
@@ -42,6 +44,7 @@ class Prepared:
     views: dict[str, tuple[tuple[int, ...], tuple[int, ...]] | None]
     extras: tuple[tuple[Output, Operand], ...] = ()
     blocking: bool = False
+    allocator: Any = None
     executables: dict[Candidate, AbstractExecutable] = field(default_factory=dict)
 
     def executable(self, candidate: Candidate) -> AbstractExecutable:
@@ -52,7 +55,15 @@ class Prepared:
             found = self.executables.setdefault(candidate, made)
         return found
 
-    def execute(self, arguments: Arguments, candidate: Candidate, *, scratch: bool = False, stream: int | None = None) -> Any:
+    def execute(
+        self,
+        arguments: Arguments,
+        candidate: Candidate,
+        *,
+        scratch: bool = False,
+        stream: int | None = None,
+        workspace: Workspace | None = None,
+    ) -> Any:
         """D, or (D, {name: tensor}), of matrix arguments.
 
         Args:
@@ -60,6 +71,7 @@ class Prepared:
             candidate: one of the plan's.
             scratch: write into new tensors even where `out` or an in-place C was given.
             stream: the raw handle of the stream to use; None is the current one of the operands' package.
+            workspace: the allocator's buffers that the caller keeps; None has them for this call alone.
         """
         problem = self.plan.problem
         target = None if scratch else (arguments.c if self.inplace else arguments.out)
@@ -72,7 +84,11 @@ class Prepared:
             d = target or tensors.empty(arguments.a, problem.d)
             extras = [(o, tensors.empty(arguments.a, operand)) for o, operand in self.extras]
             used = stream_of(arguments.a, stream)
-            self.executable(candidate).run(self._call(arguments, d, extras, used))
+            call = self._call(arguments, d, extras, used)
+            if self.allocator is not None:
+                workspace = workspace or Workspace(self.allocator)
+                call.workspace = workspace.on(_index(problem.device), used)
+            self.executable(candidate).run(call)
         if self.blocking and not scratch:
             wait(problem.device, used)
         if target is not None:
@@ -170,7 +186,8 @@ def prepare(
     given = _with_scales(matrices, meant)
     views = {name: None if tensor is given[name] else (tensor.shape, tensor.strides) for name, tensor in placed.items()}
     extras = tuple((o, outputs.operand(problem, o)) for o in expression.extras)
-    return Prepared(made, meant, plan, options.inplace, views, extras, options.blocking is True)
+    allocator = None if problem.device == tensors.CPU else options.allocator
+    return Prepared(made, meant, plan, options.inplace, views, extras, options.blocking is True, allocator)
 
 
 def _compute(problem: Problem, options: MatmulOptions, preferences: MatmulPlanPreferences) -> Compute:
@@ -182,8 +199,6 @@ def _compute(problem: Problem, options: MatmulOptions, preferences: MatmulPlanPr
     if problem.device == tensors.CPU:
         share = (isinstance(limit, str) and "%" in limit) or (isinstance(limit, float) and limit <= 1)
         return problem.compute if share or limit is None else replace(problem.compute, memory_limit=memory_limit_bytes(limit, 0))
-    if options.allocator is not None:
-        warn_allocator_ignored()
     total = libraries.open_driver().device_total_bytes(_index(problem.device))
     return replace(
         problem.compute,

@@ -205,8 +205,9 @@ class MatmulOptions:
         logger: a `logging.Logger`, told of each phase at level INFO; by default the library's own, "epigemm".
         memory_limit: how much memory the workspace may take: see `memory_limit_bytes`. On the CPU, the panels; a fraction limits nothing.
         blocking: True waits for the result; "auto" waits only where operands lie on the CPU.
-        allocator: a `BaseCUDAMemoryManager` or `BaseCUDAMemoryManagerAsync`, checked and, with a warning, not used: workspace comes
-            from the device's stream-ordered pool.
+        allocator: where cuBLASLt's workspace comes from: a `BaseCUDAMemoryManager` or `BaseCUDAMemoryManagerAsync`, which frees in the
+            order of the stream. `Matmul` keeps it until `free()` or `release_workspace=True`. Under capture, and for kernels of our
+            own, workspace comes from the driver's stream-ordered pool.
         rounding: "once" rounds D when it is stored; "eager" rounds to D's dtype after every step that an unfused model
             would store.
         strict: refuse engines whose special values differ from the CPU engine's, instead of saying so in `explain()`.

@@ -172,7 +172,7 @@ int cublasLtMatmul(void *handle, void *d, const void *alpha, uint64_t a, void *,
                    const void *, uint64_t workspace, size_t workspace_bytes, void *stream) {
     if (!logging) return 0;
     if (number(handle) != 0x4A) log("handle %llx", number(handle));
-    if (workspace != 0 && workspace < 0x10000) log("workspace %llx", static_cast<unsigned long long>(workspace));
+    if (workspace != 0 && workspace < 0x1000) log("workspace %llx", static_cast<unsigned long long>(workspace));
     float scalars[2];
     std::memcpy(&scalars[0], alpha, 4);
     std::memcpy(&scalars[1], beta, 4);

@@ -33,6 +33,7 @@ class Call:
         outputs: the tensors of the expression's outputs besides D, by name, as `engines.outputs.operand` describes them.
         alpha, beta: the host scalars, scales of narrow operands already folded in. alpha = 0 never reads A or B, beta = 0 never reads C.
         stream: the raw stream of a GPU call.
+        workspace: (bytes) -> an address of the user's allocator for work on `stream`, or 0, which like None means: have your own.
     """
 
     a: Any
@@ -44,6 +45,7 @@ class Call:
     alpha: complex | float = 1.0
     beta: complex | float = 0.0
     stream: int = 0
+    workspace: Callable[[int], int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

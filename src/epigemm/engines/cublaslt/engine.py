@@ -129,13 +129,14 @@ class CublasLtExecutable(AbstractExecutable):
         bias = _address(call, self.descriptor.bias) if self.bias else 0
         aux = _address(call, self.descriptor.aux) if self.aux else 0
         scalars = self.scalars(call.alpha, call.beta)
+        workspace = call.workspace(self.workspace_bytes) if call.workspace is not None and self.workspace_bytes else 0
         if not self.scales:
-            self.launch(a, b, call.c or 0, call.d, bias, aux, call.stream, scalars)
+            self.launch(a, b, call.c or 0, call.d, bias, aux, call.stream, scalars, workspace)
             return
         pointers = [(number, _scale_address(call, name)) for number, name in self.scales]
         pointers += [(ATTRIBUTES["bias_pointer"][0], bias)] if self.bias else []
         pointers += [(ATTRIBUTES["aux_pointer"][0], aux)] if self.aux else []
-        self._native.run_with(pointers, a, b, call.c or 0, call.d, call.stream, scalars)
+        self._native.run_with(pointers, a, b, call.c or 0, call.d, call.stream, scalars, workspace)
 
     def _run_without_product(self, call: Call) -> None:
         """alpha = 0 reads neither A nor B: zeros stand for them. Rare, so it is prepared when it is first asked for."""

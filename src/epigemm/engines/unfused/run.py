@@ -132,7 +132,7 @@ class _Steps:
         for i, product in enumerate(self._products):
             d = call.d if made.in_d and i == 0 else at[f"acc{i}"]
             c, beta = (call.c, call.beta) if reads_c else (None, 0.0)
-            product.run(Call(at["a"], (at[f"b{i}"],), c, d, scales, {}, call.alpha, beta, stream))
+            product.run(Call(at["a"], (at[f"b{i}"],), c, d, scales, {}, call.alpha, beta, stream, call.workspace))
             found.append(d)
         return tuple(found)
 
