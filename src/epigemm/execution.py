@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from epigemm import binding, compute_types, dtypes, engines, errors, specification, tensors
+from epigemm import binding, compute_types, dtypes, effects, engines, errors, specification, tensors
 from epigemm.arguments import Arguments, scalar_tensor
 from epigemm.binding import D_SCALE, Epilog
 from epigemm.engines import outputs
@@ -183,6 +183,7 @@ def prepare(
     problem = replace(problem, inputs=inputs, compute=_compute(problem, options, preferences))
     expression = binding.checked(meant.expression, problem)
     plan = select(problem, expression, engine, int(preferences.limit or 0))
+    plan = replace(plan, notes=(*plan.notes, *effects.notes(options, preferences, plan.engine)))
     given = _with_scales(matrices, meant)
     views = {name: None if tensor is given[name] else (tensor.shape, tensor.strides) for name, tensor in placed.items()}
     extras = tuple((o, outputs.operand(problem, o)) for o in expression.extras)

@@ -188,7 +188,8 @@ class MatmulOptions:
     """Options of `Matmul` and `matmul`; a dict of these fields does as well.
 
     On the CPU `sm_count_target`, `fast_accumulation`, `handle`, `blocking`, `allocator` and `strict` change nothing: there are no
-    multiprocessors, narrow types accumulate in float32, every call returns when it is done, no engine deviates.
+    multiprocessors, narrow types accumulate in float32, every call returns when it is done, no engine deviates. `explain()` names each
+    option that was given and does nothing on the engine that was taken.
 
     Args:
         inplace: D is written into C.
@@ -288,6 +289,8 @@ class MatmulEpilogPreferences:
 @dataclass
 class MatmulPlanPreferences:
     """Preferences of `plan`: which of cuBLASLt's algorithms are considered, and the epilog's own preferences.
+
+    The masks and `max_waves_count` hold for the engines cublaslt and unfused; on others they do nothing, as `explain()` says then.
 
     Args:
         reduction_scheme_mask: `MatmulReductionScheme` members joined by `|`.

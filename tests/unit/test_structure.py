@@ -21,7 +21,7 @@ LAYERS = (
     "tensors",
     "engines",
     "tuning",
-    "algorithms api arguments specification binding execution direct mirrors workspace",
+    "algorithms api arguments specification binding execution direct effects mirrors workspace",
     "linalg quantization",
     "pytorch",
     "distributed",
