@@ -85,6 +85,7 @@ def layout(problem: Problem, expression: Expression, scaled: bool = False) -> La
             bits_out=len(places["bits_out"]),
             sums_m=len(places["sums_m"]),
             sums_n=len(places["sums_n"]),
+            heavy=_is_heavy(expression, len(places["tiles_in"]) + len(places["tiles_out"])),
             **{group: _types(problem, expression, places[group]) for group in ("along_n", "along_m", "tiles_in", "tiles_out")},
         ),
         epilogue=text.replace("#pragma once\n", ""),
@@ -109,6 +110,12 @@ def _places(problem: Problem, expression: Expression, transposed: bool, with_c: 
     for output in expression.outputs:
         groups[_output_group(output, transposed)].append(output.name)
     return {name: tuple(members) for name, members in groups.items()}
+
+
+def _is_heavy(expression: Expression, tiles: int) -> bool:
+    """Whether ptxas was seen to spill in tiles of more than 128 x 128: random numbers, and the error function beside a second tensor."""
+    ops = {"erf" if node.op == "gelu" and node.param("approximate") == "none" else node.op for node in expression.nodes()}
+    return "uniform" in ops or ("erf" in ops and tiles > 1)
 
 
 def _used_inputs(problem: Problem, expression: Expression) -> dict[str, str]:

@@ -26,6 +26,7 @@ class Signature:
         tiles_in, tiles_out: types of the (m, n) inputs and outputs; the first output is D.
         bits_in, bits_out: how many packed masks.
         sums_m, sums_n: how many sums over m, of shape (1, n), and over n, of shape (m, 1).
+        heavy: whether the epilogue's arithmetic takes many registers.
     """
 
     element: str = "bf16"
@@ -40,11 +41,13 @@ class Signature:
     bits_out: int = 0
     sums_m: int = 0
     sums_n: int = 0
+    heavy: bool = False
 
     @property
     def narrow(self) -> bool:
         """Whether the epilogue needs registers that 192 accumulators a thread do not leave."""
-        return self.sums_m > 0 or len(self.tiles_in) > 1 or len(self.along_n) + len(self.tiles_in) + len(self.tiles_out) > 3
+        sums = self.sums_m + self.sums_n > 0
+        return self.heavy or sums or len(self.tiles_in) > 1 or len(self.along_n) + len(self.tiles_in) + len(self.tiles_out) > 3
 
 
 @dataclass(frozen=True)
