@@ -47,7 +47,14 @@ class Signature:
     def narrow(self) -> bool:
         """Whether the epilogue needs registers that 192 accumulators a thread do not leave."""
         sums = self.sums_m + self.sums_n > 0
-        return self.heavy or sums or len(self.tiles_in) > 1 or len(self.along_n) + len(self.tiles_in) + len(self.tiles_out) > 3
+        saved_beside_rows = len(self.along_m) > 0 and self.bits_out + len(self.tiles_out) > 1
+        return (
+            self.heavy
+            or sums
+            or saved_beside_rows
+            or len(self.tiles_in) > 1
+            or len(self.along_n) + len(self.tiles_in) + len(self.tiles_out) > 3
+        )
 
 
 @dataclass(frozen=True)
