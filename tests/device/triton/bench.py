@@ -3,7 +3,8 @@
 Usage: python tests/device/triton/bench.py RESULT.json [-r ROUNDS] [-t SECONDS] [-c CANDIDATES] [--compile] [--small]
 
 One group a shape and work. Times are medians of interleaved rounds, cold L2, standard normal bf16 data. A contender's result is
-compared with float64 on some rows before it is timed; eager and torch.compile compute D alone. CANDIDATES of the engine are timed, each as a row of its own.
+compared with float64 on some rows before it is timed; eager and torch.compile compute D alone. CANDIDATES of the engine are timed,
+each as a row of its own.
 """
 
 from __future__ import annotations
