@@ -153,11 +153,6 @@ def test_a_given_handle_launches(driver: list[Any], monkeypatch: pytest.MonkeyPa
         assert given == [expected, expected]
 
 
-def test_an_allocator_is_warned_of(driver: list[Any]) -> None:
-    with pytest.warns(eg.EpigemmWarning, match="allocator is not used"):
-        execution._compute(ON_GPU, MatmulOptions(allocator=Allocator()), MatmulPlanPreferences())
-
-
 @pytest.mark.parametrize(("blocking", "waits"), [(True, 1), ("auto", 0)])
 def test_blocking_waits_for_the_stream(blocking: Any, waits: int, driver: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[tuple[str, int]] = []
